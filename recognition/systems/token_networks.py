@@ -57,7 +57,7 @@ class TokenTask(SpeechTask, ABC):
         """The losses of a batch with its draws, and the number of utterances whose outputs cannot stand for them."""
         feats, frames = self.augmenter.features(self.frontend, batch, device)
         out_frames = network.num_frames(self.augmenter.num_frames(self.frontend, batch))
-        with known_on_host(frames=out_frames):
+        with known_on_host(frames=out_frames, token_lengths=batch.token_lengths):
             outputs, _ = network(feats, frames, self._read(batch, feats))
         return self.objective.losses(outputs, out_frames, batch)
 
@@ -75,6 +75,11 @@ class TokenTask(SpeechTask, ABC):
     def _greedy(self, network: EncoderWithCtc) -> TokenSearch:
         """The search whose error rate is followed: greedy, without what would hide what is not learned, such as CTC."""
 
+    @property
+    def _validated(self) -> Objective:
+        """The objective that a validation shows."""
+        return self.objective
+
     def validate(
         self, network: TrainableNetwork, data: SpeechDataset, limits: BatchLimits, device: torch.device
     ) -> dict[str, float]:
@@ -83,7 +88,7 @@ class TokenTask(SpeechTask, ABC):
         from speech.models.networks.encoder_decoder import EncoderWithCtc
 
         assert isinstance(network, EncoderWithCtc)
-        search, validation = self._greedy(network), Validation(self.objective, None, self.comparable)
+        search, validation = self._greedy(network), Validation(self._validated, None, self.comparable)
 
         def add(batch: Batch) -> None:
             inputs, lengths = batch.inputs.to(device), batch.lengths.to(device)

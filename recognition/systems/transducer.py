@@ -5,7 +5,8 @@ Training minimizes the loss of `speech.objectives.transducer`, and `speech.decod
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 from typing_extensions import override
@@ -21,6 +22,8 @@ from speech.objectives.transducer import JointTransducer, TransducerConfig
 from speech.tokens import WhisperTokenizer
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from recognition.onnx_graphs import Chunks, Graph, HeardFeatures
     from speech.models.networks.base import TrainableNetwork
     from speech.models.networks.encoder_decoder import EncoderWithCtc
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 
 
 # --- what is trained
+
+_SIMPLE = frozenset({"simple.encoder.weight", "simple.encoder.bias", "simple.predictor.weight"})
+"""Weights that only a pruned training has."""
 
 
 class TransducerTaskConfig(SpeechTaskConfig):
@@ -55,7 +61,22 @@ class TransducerTaskConfig(SpeechTaskConfig):
         assert isinstance(network, Transducer)
         assert isinstance(objective, TransducerConfig)
         network.joint_bytes = objective.joint_mb << 20
+        if objective.prune_range:
+            network.prune(objective.prune_range)
         return network
+
+    @property
+    @override
+    def new_parameters(self) -> frozenset[str] | None:
+        new = super().new_parameters
+        if new is None:
+            return None
+        assert isinstance(self.objective, TransducerConfig)
+        return new | _SIMPLE if self.objective.prune_range else new
+
+    @override
+    def save(self, folder: Path, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
+        super().save(folder, {name: tensor for name, tensor in weights.items() if name not in _SIMPLE}, about)
 
 
 class TransducerTask(TokenTask):
@@ -69,10 +90,18 @@ class TransducerTask(TokenTask):
         objective: What is minimized.
     """
 
+    objective: JointTransducer
+
     def __init__(self, config: TransducerTaskConfig, seed: int) -> None:
         super().__init__(config, seed)
         assert isinstance(config.objective, TransducerConfig)
         self.objective = JointTransducer(config.objective)
+
+    @property
+    @override
+    def _validated(self) -> JointTransducer:
+        # over all alignments, so that losses with and without pruning can be compared
+        return JointTransducer(self.objective.cfg.model_copy(update={"prune_range": 0}))
 
     @override
     def _greedy(self, network: EncoderWithCtc) -> TransducerSearch:

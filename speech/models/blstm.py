@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from typing_extensions import override
 
+from configurable.configuration import Configuration
 from speech.models.config import WITHOUT_CHUNK, ModelConfig
 
 if TYPE_CHECKING:
     from speech.models.networks.base import AcousticModel
 
 
-class LatencyConfig(BaseModel):
+class LatencyConfig(Configuration):
     """Chunks of a bidirectional LSTM that recognizes speech as it comes (Zhang et al. 2016, arXiv:1510.08983).
 
     The forward direction goes on from chunk to chunk. The backward one reads a chunk and `ahead` frames after it.
     """
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     frames: int = Field(default=16, ge=1)
     """Output frames of a chunk in training and when whole recordings are recognized. Recognition of a stream has chunks

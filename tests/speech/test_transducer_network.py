@@ -5,12 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support import load_beside
+from torch import nn
 
-from speech.models import PREDICTORS, build_model
-from speech.models.networks.transducer import Transducer
+from speech.models import PREDICTORS, StatelessPredictorConfig, build_model
+from speech.models.networks.transducer import SimpleJoiner, Transducer
 from speech.objectives import JointTransducer, TransducerConfig
 from speech.objectives.attention import with_start
-from speech.objectives.transducer import parted_lattice
+from speech.objectives.transducer import parted_lattice, transducer_losses
 
 beside = load_beside(__file__, "test_encoder_decoder.py")
 MODELS, TARGETS, TOKENS, READ, features = beside.MODELS, beside.TARGETS, beside.TOKENS, beside.READ, beside.features
@@ -91,7 +92,7 @@ def test_a_frame_and_a_beginning_need_no_more_memory_than_is_said():
     encoded, predicted = torch.randn(2, 3, 10, requires_grad=True), torch.randn(2, 4, 10, requires_grad=True)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
-        network._pairs(encoded, predicted, torch.ones(2, 4, dtype=torch.long))
+        network._pairs(encoded, predicted, torch.ones(2, 4, dtype=torch.long), None)
     own = {tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in kept if tensor.numel() > 100}
     assert 0 < sum(own.values()) <= 2 * 3 * 4 * joiner.bytes_of_pair()
 
@@ -139,3 +140,97 @@ def test_rows_of_tokens_are_those_of_the_vocabulary():
     network = build("conformer")
     state = network.state_dict()
     assert set(network.output_rows) == {name for name, tensor in state.items() if tensor.shape[:1] == (VOCAB,)}
+
+
+# --- a pruned training
+
+
+def losses_and_gradients(network, prune_range):
+    objective = JointTransducer(TransducerConfig(prune_range=prune_range))
+    outputs, frames = network(*features(), READ)
+    _, *lattices = parted_lattice(outputs, TARGETS, 2 if prune_range else 1)
+    losses = transducer_losses(lattices[-1], frames, TARGETS.token_lengths)
+    own = [value for name, value in network.named_parameters() if not name.startswith(("simple", "ctc"))]
+    return losses, torch.autograd.grad(losses.sum(), own), objective.losses(outputs, frames, TARGETS)
+
+
+@pytest.mark.parametrize("predictor", sorted(PREDICTORS))
+def test_band_as_wide_as_the_text_has_the_loss_and_gradient_of_all_pairs(kind, predictor):
+    network = build(kind, predictor=predictor)
+    losses, gradients, _ = losses_and_gradients(network, 0)
+    network.prune(len(TOKENS[0]) + 1)
+    for module in network.modules():  # dropout stays off
+        module.training = module is network
+    pruned, others, (both, unalignable) = losses_and_gradients(network, 4)
+    torch.testing.assert_close(pruned, losses, atol=1e-5, rtol=1e-5)
+    for one, other in zip(others, gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    assert unalignable == 0
+    assert (both > 0).all()
+
+
+def test_simple_joiner_gives_the_probabilities_of_its_sums():
+    joiner = SimpleJoiner(6, 5, VOCAB)
+    encoded, predicted = 3 * torch.randn(2, 4, 6), 3 * torch.randn(2, 3, 5)
+    following = torch.randint(0, VOCAB, (2, 3))
+    lattice = joiner(encoded, predicted, following)
+    log_probs = (joiner.encoder(encoded).unsqueeze(2) + joiner.predictor(predicted).unsqueeze(1)).log_softmax(-1)
+    torch.testing.assert_close(lattice[..., 0], log_probs[..., 0])
+    expected = log_probs.gather(3, following[:, None, :, None].expand(-1, 4, -1, -1)).squeeze(3)
+    torch.testing.assert_close(lattice[..., 1], expected)
+
+
+def test_simple_joiner_whose_parts_exclude_each_others_tokens_has_finite_losses():
+    joiner = SimpleJoiner(1, 1, 2)
+    with torch.no_grad():
+        joiner.encoder.weight.copy_(torch.tensor([[200.0], [0.0]]))
+        joiner.predictor.weight.copy_(torch.tensor([[0.0], [200.0]]))
+    lattice = joiner(torch.ones(1, 2, 1), torch.ones(1, 2, 1), torch.ones(1, 2, dtype=torch.long))
+    lattice.sum().backward()
+    assert lattice.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in joiner.parameters())
+
+
+def drawn_texts():
+    """Texts of four tokens, each said for five frames: a transducer whose frames are given, and an optimizer."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.stack([torch.randperm(VOCAB - 1, generator=generator)[:4] + 1 for _ in range(8)])
+    voices = 4 * torch.randn(VOCAB, 8, generator=generator)
+    frames, lengths = torch.full((8,), 20), torch.full((8,), 4)
+    read = voices[tokens].repeat_interleave(5, dim=1), frames, with_start(tokens, ((0,),))
+    torch.manual_seed(0)
+    encoder = nn.Module()
+    encoder.output = nn.Linear(8, VOCAB)
+    network = Transducer(encoder, StatelessPredictorConfig(dim=16, dropout=0.0), 32, VOCAB, ctc=False).train()
+    return network, read, SimpleNamespace(tokens=tokens, token_lengths=lengths)
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_pruned_training_lowers_the_loss_over_all_alignments(width):
+    network, read, given = drawn_texts()
+    network.prune(width)
+    places, forward = [], network.joiner.forward
+    network.joiner.forward = lambda one, other: places.append(other.shape[2]) or forward(one, other)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+    for _ in range(100):
+        losses, _ = JointTransducer(TransducerConfig(prune_range=width)).losses(network.outputs(*read), read[1], given)
+        optimizer.zero_grad()
+        losses.sum().backward()
+        assert all(parameter.grad.any() for name, parameter in network.named_parameters() if "encoder.out" not in name)
+        optimizer.step()
+    assert set(places) == {width}
+    losses, _ = JointTransducer(TransducerConfig()).losses(network.eval().outputs(*read), read[1], given)
+    assert losses.mean().item() < 1.0  # of four tokens; 43 at the start
+
+
+def test_parts_of_a_band_have_the_losses_and_gradients_of_the_whole():
+    results = []
+    for limit in (1 << 30, 1):
+        network, read, given = drawn_texts()
+        network.prune(3)
+        network.joint_bytes = limit
+        losses, _ = JointTransducer(TransducerConfig(prune_range=3)).losses(network.outputs(*read), read[1], given)
+        losses.sum().backward()
+        results.append([losses.detach(), *(parameter.grad for parameter in network.parameters())])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)

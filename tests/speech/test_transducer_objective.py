@@ -1,15 +1,24 @@
 """Transducer loss: the sum over all alignments, its gradient, joint training with CTC, and what is counted."""
 
 import math
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch.nn.functional import ctc_loss
 from torchaudio.functional import rnnt_loss
 
 from speech.objectives import JointTransducer, TransducerConfig
-from speech.objectives.transducer import joint_lattice, parted_lattice, transducer_losses
+from speech.objectives.transducer import (
+    band_starts,
+    band_width,
+    joint_lattice,
+    parted_lattice,
+    spread_band,
+    transducer_losses,
+)
 
 FRAMES, LENGTHS, VOCAB = (6, 4, 5, 2), (3, 1, 0, 3), 4
 TOKENS = torch.tensor([[1, 2, 2], [3, 0, 0], [0, 0, 0], [1, 1, 3]])
@@ -179,3 +188,72 @@ def test_values_that_are_no_numbers_make_the_loss_nan():
 
 def test_items_are_tokens():
     assert JointTransducer(TransducerConfig()).items(targets()) == sum(LENGTHS)
+
+
+# --- bands
+
+
+def bands(seed=0, width=2, frames=FRAMES, lengths=LENGTHS):
+    lattice = lattice_of(scores(seed, frames))
+    starts = band_starts(lattice, torch.tensor(frames), torch.tensor(lengths), width)
+    return lattice, starts
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("width", [2, 3])
+def test_bands_lead_from_the_first_place_to_the_last_one_and_neighbours_overlap(seed, width):
+    frames = (6, 4, 5, 3)
+    _, starts = bands(seed, width, frames)
+    for row, (count, length) in enumerate(zip(frames, LENGTHS, strict=True)):
+        own = starts[row].tolist()
+        assert own[0] == 0
+        assert own[count - 1 :] == [max(0, length + 1 - width)] * (7 - count)
+        assert all(0 <= after - before <= width - 1 for before, after in pairwise(own))
+
+
+def test_bands_have_the_most_probable_alignment():
+    """One that stays at the first place for two frames, says two tokens in the third, and one in the last frame."""
+    path = [(0, 0), (1, 0), (2, 0), (2, 1), (2, 2), (3, 2), (4, 2), (5, 2), (5, 3)]
+    lattice = torch.full((1, 6, 4, 2), -8.0)
+    for (frame, place), (after, _) in zip(path, [*path[1:], (6, 3)], strict=True):
+        lattice[0, frame, place, 0 if after > frame else 1] = -0.1
+    starts = band_starts(lattice, torch.tensor([6]), torch.tensor([3]), 3)[0].tolist()
+    assert all(starts[frame] <= place < starts[frame] + 3 for frame, place in path)
+
+
+def test_band_is_as_wide_as_the_text_with_the_most_tokens_a_frame_needs():
+    assert band_width(2, torch.tensor([6, 2, 0]), torch.tensor([3, 5, 0])) == 4  # 3 tokens in the first frame, then 2
+    assert band_width(5, torch.tensor([6, 2, 0]), torch.tensor([3, 5, 0])) == 5
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_loss_in_a_band_is_the_sum_over_its_paths(seed):
+    frames, width = (6, 4, 5, 3), 2
+    lattice, starts = bands(seed, width, frames)
+    places = starts.unsqueeze(2) + torch.arange(width)
+    inside = lattice.gather(2, places.unsqueeze(3).expand(-1, -1, -1, 2)).requires_grad_()
+    spread = spread_band(inside, places, 4)
+    losses = transducer_losses(spread, torch.tensor(frames), torch.tensor(LENGTHS))
+    for row, count in enumerate(frames):
+        log_probs = torch.full((count, 4, VOCAB), -math.inf, dtype=torch.float64)
+        for frame in range(count):
+            for place in places[row, frame].tolist():
+                log_probs[frame, place, 0] = lattice[row, frame, place, 0]
+                if place < LENGTHS[row]:
+                    log_probs[frame, place, TOKENS[row, place]] = lattice[row, frame, place, 1]
+        assert losses[row].item() == pytest.approx(enumerated(log_probs, text(row)), rel=1e-6)
+    losses.sum().backward()
+    assert inside.grad.isfinite().all()
+
+
+def test_loss_of_the_simple_joiner_is_added():
+    simple, lattice = lattice_of(scores(1)), lattice_of(scores(2))
+    objective = JointTransducer(TransducerConfig(prune_range=3))
+    losses, _ = objective.losses(joint_lattice(None, simple, lattice), torch.tensor(FRAMES), targets())
+    given = torch.tensor(FRAMES), torch.tensor(LENGTHS)
+    torch.testing.assert_close(losses, transducer_losses(lattice, *given) + 0.5 * transducer_losses(simple, *given))
+
+
+def test_band_without_room_for_a_token_is_refused():
+    with pytest.raises(ValidationError, match="no room for a token: use 5, or 0 for the whole text"):
+        TransducerConfig(prune_range=1)

@@ -402,7 +402,9 @@ def main() -> None:
     parser.add_argument(
         "--total", type=int, default=0, help="epochs of each search of `trainings`; default 24 trainings"
     )
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="changes to the trainings, or to `kills`")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="changes to the trainings, or to `kills`"
+    )
     parser.add_argument("--dry", action="store_true", help="only count the epochs of `trainings`")
     parser.add_argument("--seed", type=int, default=1, help="seed of the moments of `kills`")
     parser.add_argument("--losses", type=Path, default=ROOT / "build" / "search-losses.jsonl", help="file of trainings")

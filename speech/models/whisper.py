@@ -25,7 +25,7 @@ class WhisperConfig(PretrainedConfig):
     can_be_split: ClassVar[bool] = True
     features: ClassVar[str] = "whisper_logmel"
     model_types: ClassVar[dict[str, str]] = {"whisper": "Whisper"}
-    free_fields: ClassVar[frozenset[str]] = PretrainedConfig.free_fields | {"silence"}
+    free_fields: ClassVar[frozenset[str]] = PretrainedConfig.free_fields | {"silence", "silence_s"}
     tiny: ClassVar[dict[str, Any]] = ModelConfig.tiny | {
         "encoder": {"model_type": "whisper", "encoder_attention_heads": 2, "encoder_ffn_dim": 32}
     }
@@ -38,6 +38,8 @@ class WhisperConfig(PretrainedConfig):
     silence: Literal["none", "encoder", "all"] = "none"
     """What hears silence behind each utterance up to 30 s, as in Whisper's training: nothing (`none`), the encoder, or
     all, what reads the encoder's frames included, as in `transformers`."""
+    silence_s: float = Field(default=30.0, ge=1.0, le=30.0)
+    """Seconds of this silence; 30 s in all at most, as in Whisper's training. Less takes less time."""
 
     @property
     @override
@@ -47,7 +49,12 @@ class WhisperConfig(PretrainedConfig):
     @property
     @override
     def min_frames(self) -> int:
-        return 0 if self.silence == "none" else self.max_frames
+        return 0 if self.silence == "none" else min(self.silence_frames, self.max_frames)
+
+    @property
+    def silence_frames(self) -> int:
+        """Feature frames of silence behind an utterance that does not reach the end of the positions: an even number."""
+        return 0 if self.silence == "none" else 2 * round(50 * self.silence_s)
 
     @property
     @override

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from speech.features import FbankConfig, LogMelConfig, WaveformConfig, WhisperLogMelConfig
+from speech.features.whisper_logmel import followed_by_silence
 from speech.features.cmvn import frame_mask
 from speech.models import MODELS, Wav2Vec2Config, WhisperConfig, build_model
 from speech.models.networks.stages import split_model
@@ -138,6 +139,25 @@ def test_whisper_that_hears_silence_has_no_frames_for_an_utterance_beyond_its_po
     assert frames.tolist() == network.num_frames(lengths).tolist() == [0, 50, 0]
     alone, _ = network(feats[1:2, :100], lengths[1:2])
     torch.testing.assert_close(log_probs[1, :50], alone[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("silence", ["encoder", "all"])
+def test_some_seconds_of_silence_are_frames_of_the_utterance_to_the_encoder(silence):
+    model = library_whisper(max_source_positions=110)
+    config = WhisperConfig(source="x", silence=silence, silence_s=1.0).with_encoder(model.config.to_dict())
+    network = with_weights(config, 80, model, "model.encoder.")
+    plain = with_weights(WhisperConfig(source="x").with_encoder(model.config.to_dict()), 80, model, "model.encoder.")
+    plain.output = network.output
+    feats, lengths = torch.randn(5, 230, 80), torch.tensor([61, 70, 150, 230, 0])
+    log_probs, frames = network(feats, lengths)
+    heard = torch.tensor([161, 170, 220, 0, 0])  # 100 frames more, up to the last of 220
+    assert frames.tolist() == network.num_frames(lengths).tolist()
+    assert frames.tolist() == ([31, 35, 75, 0, 0] if silence == "encoder" else [81, 85, 110, 0, 0])
+    for row, count in enumerate(frames.tolist()[:3]):
+        own = followed_by_silence(feats[row : row + 1, : heard[row]], lengths[row : row + 1], int(heard[row]))
+        wanted, _ = plain(own, heard[row : row + 1])
+        torch.testing.assert_close(log_probs[row, :count], wanted[0, :count], atol=1e-5, rtol=1e-5)
+    assert config.min_frames == 100
 
 
 def test_whisper_that_hears_silence_wants_the_frames_that_reach_into_it():

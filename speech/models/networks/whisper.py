@@ -2,7 +2,7 @@
 
 Whisper's own code pads every utterance with silence to 30 s. Here, an utterance has the positions that it needs, from
 the first one on, and neither convolutions nor attention see what it is padded with in a batch; unless the configuration
-says that the encoder hears the silence (`WhisperConfig.silence`). All positions are computed then, and without masks.
+says that the encoder hears the silence (`WhisperConfig.silence`), or some seconds of it.
 """
 
 import math
@@ -36,15 +36,15 @@ def sinusoids(num_frames: int, dim: int, device: torch.device) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-def frames_of(lengths: Tensor, longest: int, whole: bool = False) -> Tensor:
+def frames_of(lengths: Tensor, longest: int, silence: int = 0) -> Tensor:
     """Output frames for each number of feature frames; 0 for an utterance that is longer than the positions.
 
     Args:
         lengths: Feature frames of each utterance [batch].
         longest: Feature frames of all positions.
-        whole: Whether an utterance has the frames of the silence after it, too.
+        silence: Feature frames of silence behind an utterance, up to the last position, that count, too.
     """
-    frames = halved(torch.full_like(lengths, longest) if whole else lengths)
+    frames = halved((lengths + silence).clamp(max=longest))
     return frames.masked_fill((lengths > longest) | (lengths == 0), 0)
 
 
@@ -55,21 +55,23 @@ class WhisperFrontEnd(nn.Module):
         super().__init__()
         self.conv1, self.conv2 = encoder.conv1, encoder.conv2
         self.dropout = Dropout(cfg.dropout)
-        self._longest, self._silence = cfg.max_frames, cfg.silence
+        self._longest, self._silence, self._all = cfg.max_frames, cfg.silence_frames, cfg.silence == "all"
 
     def forward(self, feats_BTF: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, T, F] and [B] -> [B, ceil(T / 2), D], or all positions where the encoder hears silence, and [B]."""
+        """[B, T, F] and [B] -> [B, ceil(T / 2), D], T with the silence that the encoder hears, and [B]."""
         if feats_BTF.shape[1] == 0:  # a convolution needs a frame to look at
             feats_BTF = feats_BTF.new_zeros(feats_BTF.shape[0], 1, feats_BTF.shape[2])
+        heard = (lengths + self._silence).clamp(max=self._longest) if self._silence else lengths
+        if self._silence:
+            total = min(self._longest, feats_BTF.shape[1] + self._silence)
+            feats_BTF = followed_by_silence(feats_BTF, lengths, total)
         mask_B1T = None
-        if self._silence != "none":
-            feats_BTF = followed_by_silence(feats_BTF, lengths, self._longest)
-        elif not fills(lengths, feats_BTF.shape[1]):
-            mask_B1T = frame_mask(lengths, feats_BTF.shape[1])[:, None]
+        if self._silence < self._longest and not fills(heard, feats_BTF.shape[1]):
+            mask_B1T = frame_mask(heard, feats_BTF.shape[1])[:, None]
         x_BDT = F.gelu(self.conv1(_masked(feats_BTF.transpose(1, 2), mask_B1T)))
         x_BDT = F.gelu(self.conv2(_masked(x_BDT, mask_B1T)))
         positions = sinusoids(x_BDT.shape[2], x_BDT.shape[1], x_BDT.device)
-        frames = frames_of(lengths, self._longest, self._silence == "all")
+        frames = frames_of(lengths, self._longest, self._silence if self._all else 0)
         return self.dropout(x_BDT.transpose(1, 2) + positions), frames
 
 
@@ -109,7 +111,11 @@ class WhisperEncoder(PretrainedEncoder):
 
     @override
     def run_layers(self, layers: Iterable[nn.Module], x_BTD: Tensor, lengths: Tensor) -> Tensor:
-        return run_layers(layers, x_BTD, lengths if self.cfg.silence == "none" else None)
+        silence = self.cfg.silence_frames // 2
+        if silence >= self.cfg.positions:
+            return run_layers(layers, x_BTD, None)
+        heard = (lengths + silence).clamp(max=self.cfg.positions) if self.cfg.silence == "encoder" else lengths
+        return run_layers(layers, x_BTD, heard)
 
     @override
     def outputs(self, feats_BTF: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,7 +126,7 @@ class WhisperEncoder(PretrainedEncoder):
 
     @override
     def num_frames_rule(self) -> Callable[[Tensor], Tensor]:
-        return partial(frames_of, longest=self.cfg.max_frames, whole=self.cfg.silence == "all")
+        return partial(frames_of, longest=self.cfg.max_frames, silence=self.cfg.silence_frames if self.cfg.silence == "all" else 0)
 
     @override
     def stage(self, layers: range) -> PretrainedStage:

@@ -207,6 +207,15 @@ class Bench:
         """Whether a number of streams is held."""
         return not row.lost and row.utterances > 0 and row.last.p99 <= self.options.limit_s
 
+    def agreement(self, server: Server, other: Server) -> str:
+        """How many clips two servers heard with the same words."""
+        heard, others = (
+            {clip: text for (name, clip), text in self._words.items() if name == who.name} for who in (server, other)
+        )
+        both = heard.keys() & others.keys()
+        same = sum(heard[clip] == others[clip] for clip in both)
+        return f"{server.name} and {other.name}: the same words in {same} of {len(both)} utterances"
+
 
 def most_streams(bench: Bench, servers: Sequence[Server]) -> tuple[list[StreamRow], dict[str, int]]:
     """Find the streams that each server holds; the servers take turns."""
@@ -437,6 +446,8 @@ def measure(bench: Bench, servers: Sequence[Server]) -> list[object]:
     if options.command == "streams":
         rows, found = most_streams(bench, servers)
         print("\n".join(f"{name} holds {held} streams" for name, held in found.items()))
+        for other in servers[1:]:
+            print(bench.agreement(servers[0], other))
         return [*rows, {"held": found}]
     results: list[object] = []
     for server in servers:

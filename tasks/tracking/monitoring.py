@@ -143,9 +143,8 @@ def compare_served(served: dict[str, Values], tested: dict[str, Values], setting
     both = [name for name in served if len(served[name]) and len(tested.get(name, ()))]
     made = []
     for name in both:
-        pair = [sample if len(sample) <= _DRAWN else draw.choice(sample, _DRAWN, replace=False)
-                for sample in (served[name], tested[name])]  # fmt: skip
-        distance, p_value = compare_distributions(*pair)
+        ours, theirs = _drawn(served[name], draw), _drawn(tested[name], draw)
+        distance, p_value = compare_distributions(ours, theirs)
         p_value = min(1.0, p_value * len(both))
         middle = np.mean if name == REJECTED else np.median
         middles = float(middle(served[name])), float(middle(tested[name]))
@@ -155,6 +154,11 @@ def compare_served(served: dict[str, Values], tested: dict[str, Values], setting
         sizes = len(served[name]), len(tested[name])
         made.append(Comparison(name, *sizes, distance, p_value, *middles, large and p_value < settings.significance))
     return made
+
+
+def _drawn(sample: Values, draw: np.random.Generator) -> Values:
+    """Some of the values, if there are very many."""
+    return sample if len(sample) <= _DRAWN else np.asarray(draw.choice(sample, _DRAWN, replace=False))
 
 
 def tested_values(run: Run) -> dict[str, Values]:

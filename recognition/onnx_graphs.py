@@ -365,6 +365,10 @@ def _tensors(state: StreamState) -> list[Tensor]:
     return [*state.front, *(tensor for memory in state.layers for tensor in memory)]
 
 
+_Example = Callable[[int, int], tuple[Tensor, Tensor]]
+"""Windows of features and states, for a number of streams that have been read for at most some frames."""
+
+
 class _AsLstm(nn.Module):
     """In the form of sherpa-onnx's streaming LSTMs, whose two states have any widths: [1, N, width] and [1, N, 1].
 
@@ -427,10 +431,7 @@ def _chunk_graph(
     return _zipformer_graph(name, chunk, chunks, example)
 
 
-Example = Callable[[int, int], tuple[Tensor, Tensor]]
-
-
-def _lstm_graph(name: str, chunk: _Chunk, chunks: Chunks, example: Example) -> Graph:
+def _lstm_graph(name: str, chunk: _Chunk, chunks: Chunks, example: _Example) -> Graph:
     """An encoder for sherpa-onnx."""
 
     def packed(count: int, most: int) -> tuple[Tensor, ...]:
@@ -448,7 +449,7 @@ def _lstm_graph(name: str, chunk: _Chunk, chunks: Chunks, example: Example) -> G
     )
 
 
-def _zipformer_graph(name: str, chunk: _Chunk, chunks: Chunks, example: Example) -> Graph:
+def _zipformer_graph(name: str, chunk: _Chunk, chunks: Chunks, example: _Example) -> Graph:
     """A CTC model for sherpa-onnx."""
     metadata: dict[str, str | int] = {
         "encoder_dims": 4,
@@ -482,7 +483,7 @@ def _zipformer_graph(name: str, chunk: _Chunk, chunks: Chunks, example: Example)
         {"x": {0: "N"}, **states},
         {"log_probs": {0: "N"}, **{f"new_{part}": axes for part, axes in states.items()}},
         packed,
-        metadata | {"model_type": "zipformer2", "T": chunks.window, "decode_chunk_len": chunks.shift},
+        metadata | {"model_type": "zipformer2_ctc", "T": chunks.window, "decode_chunk_len": chunks.shift},
     )
 
 

@@ -550,10 +550,24 @@ def _know_fourier_transforms() -> None:
 
 def quantize(source: Path, target: Path) -> None:
     """Write a file with weights in int8; what they are multiplied with is quantized while it runs."""
+    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
+    model = onnx.load(str(source))
+    _copy_shared_weights(model)
     with quiet():
-        quantize_dynamic(source, target, op_types_to_quantize=list(_QUANTIZED), weight_type=QuantType.QInt8)
+        quantize_dynamic(model, target, op_types_to_quantize=list(_QUANTIZED), weight_type=QuantType.QInt8)
+
+
+def _copy_shared_weights(model: Any) -> None:
+    """Give operations that share weights their own, which the quantizer does not find otherwise, or changes twice."""
+    weights = {weight.name: weight for weight in model.graph.initializer}
+    shared = [node for node in model.graph.node if node.op_type == "Identity" and node.input[0] in weights]
+    for node in shared:
+        own = model.graph.initializer.add()
+        own.CopyFrom(weights[node.input[0]])
+        own.name = node.output[0]
+        model.graph.node.remove(node)
 
 
 @torch.inference_mode()

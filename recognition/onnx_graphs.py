@@ -438,14 +438,14 @@ def _lstm_graph(name: str, chunk: _Chunk, chunks: Chunks, example: _Example) -> 
         x, state = example(count, most)
         return x, state[None], torch.zeros(1, count, 1)
 
-    metadata = {"model_type": "lstm", "num_encoder_layers": 1, "d_model": chunk.width, "rnn_hidden_size": 1}
+    metadata: dict[str, str | int] = {"model_type": "lstm", "num_encoder_layers": 1, "rnn_hidden_size": 1}
     return Graph(
         name,
         _AsLstm(chunk),
         {"x": {0: "N"}, "h": {1: "N"}, "c": {1: "N"}},
         {"encoder_out": {0: "N"}, "next_h": {1: "N"}, "next_c": {1: "N"}},
         packed,
-        metadata | {"T": chunks.window, "decode_chunk_len": chunks.shift},
+        metadata | {"d_model": chunk.width, "T": chunks.window, "decode_chunk_len": chunks.shift},
     )
 
 

@@ -101,7 +101,7 @@ class GreedyTransducer:
         self._model, self.tokens = model, list[int]()
         shapes = [entry.shape for entry in model.graphs["predictor"].get_inputs()]
         self._context = shapes[0][1] if len(shapes) == 1 else 0  # or the predictor has states
-        self._states = [np.zeros((1, *shape[1:]), np.float32) for shape in shapes[1:]]
+        self._states: list[Array] = [np.zeros((1, *shape[1:]), np.float32) for shape in shapes[1:]]
         self._predict()
 
     def _predict(self) -> None:
@@ -141,12 +141,13 @@ class ModelStream:
 
     def __init__(self, model: Model) -> None:
         self._model, self._sizes = model, model.about["stream"]
-        self._wave, self._given, self._skipped = np.zeros(0, np.float32), 0, 0
+        self._wave: Array = np.zeros(0, np.float32)
+        self._given = self._skipped = 0
         self._transducer = model.about["system"] == "transducer"
-        self._search = GreedyTransducer(model) if self._transducer else GreedyCtc()
+        self._search: GreedyTransducer | GreedyCtc = GreedyTransducer(model) if self._transducer else GreedyCtc()
         _, state = model.graphs["encoder" if self._transducer else "model"].get_inputs()
         self._feats: Array | None = None
-        self._state = np.zeros((1, state.shape[1]), np.float32)
+        self._state: Array = np.zeros((1, state.shape[1]), np.float32)
 
     @property
     def text(self) -> str:

@@ -1,9 +1,11 @@
 """Prints what each command of the list on standard input has imported: a program for tests/test_starts.py.
 
 One interpreter imports what all commands need, and a fork of it runs each of them: the list costs little more than the
-libraries that are in the table. Its lines are JSON: the command's name, its exit status, the libraries.
+libraries that are in the table. An entry is a command's words, or `-m` and a module to import. The lines are JSON: the
+entry's name, the exit status, the libraries.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -15,17 +17,19 @@ LIBRARIES = (
 
 
 def run(name, words, results):
-    """Run a command in this process, with its output on standard error, and write what it has imported."""
+    """Run an entry in this process, with its output on standard error, and write what it has imported."""
     status = 0
     sys.argv = ["starling", *words]
     os.dup2(2, 1)
     try:
-        main()
+        if words[0] == "-m":
+            importlib.import_module(words[1])
+        else:
+            main()
     except SystemExit as end:
         status = end.code or 0
     finally:
-        sys.stdout.flush()
-        found = [library for library in LIBRARIES if library in sys.modules]
+        found = " ".join(library for library in LIBRARIES if library in sys.modules)
         os.write(results, json.dumps([name, status, found]).encode() + b"\n")
         os._exit(0)
 

@@ -38,11 +38,12 @@ def loaded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("starts")
     corpus, bundle, home = folder / "corpus", folder / "bundle", folder / "home"
     corpus.mkdir()
-    soundfile.write(corpus / "a.wav", tone(1.0, 8000), 8000)
-    (corpus / "a.txt").write_text("one two\n", encoding="utf-8")
+    for number in range(10):
+        soundfile.write(corpus / f"{number}.wav", tone(0.5, 8000, seed=number), 8000)
+        (corpus / f"{number}.txt").write_text("one two\n", encoding="utf-8")
     tiny_bundle(bundle)
     give_mlflow(home)
-    places = {"CORPUS": corpus, "TEXT": corpus / "a.txt", "AUDIO": corpus / "a.wav", "BUNDLE": bundle}
+    places = {"CORPUS": corpus, "TEXT": corpus / "0.txt", "AUDIO": corpus / "0.wav", "BUNDLE": bundle}
     places["NEW.yaml"] = folder / "new.yaml"
     entries = {line: [str(places.get(word, word)) for word in line.split()] for line in COMMANDS | PROCESSES}
     with pytest.MonkeyPatch.context() as patched:

@@ -398,11 +398,13 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=[*parts, []], metavar="PART", help=", ".join(parts))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")
     parser.add_argument("--seeds", type=int, default=0, help="seeds of each method; default 100, with trainings 5")
-    parser.add_argument("--trials", type=int, default=10_000, help="trials of `proposals` and `scale`")
+    parser.add_argument("--trials", type=int, default=10_000, help="of `proposals` and `scale`")
     parser.add_argument(
         "--total", type=int, default=0, help="epochs of each search of `trainings`; default 24 trainings"
     )
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="changes to the trainings, or to `kills`")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="changes to the trainings, or to `kills`"
+    )
     parser.add_argument("--dry", action="store_true", help="only count the epochs of `trainings`")
     parser.add_argument("--seed", type=int, default=1, help="seed of the moments of `kills`")
     parser.add_argument("--losses", type=Path, default=ROOT / "build" / "search-losses.jsonl", help="file of trainings")

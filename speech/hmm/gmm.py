@@ -147,7 +147,7 @@ class DiagGmm:
         log_probs = frames.new_empty(len(pdfs), len(frames))
         for places, width in self._groups(pdfs):
             most = len(places) if frames.is_cuda else max(1, _CACHED // (width * max(1, len(frames))))
-            for part in places.split(most):
+            for part in torch.split(places, most):
                 chosen = pdfs[part]
                 linear = self._linear[chosen, :width].reshape(-1, 2 * self.dim)
                 constant = self._constant[chosen, :width].reshape(-1, 1)

@@ -121,7 +121,7 @@ class LatticeSearch:
         if not alive:
             return None
         complete, *arrays = assemble(self._graph, scores, begins, states, silent, spoken)
-        return Lattice(*arrays, complete)
+        return Lattice(*arrays, complete=complete)
 
 
 _WORK = 3_000_000

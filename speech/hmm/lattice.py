@@ -120,8 +120,8 @@ class LatticeSearch:
         alive, begins, states, silent, spoken = search(self._graph, scores, *widths, _BLOCK)
         if not alive:
             return None
-        complete, *arrays = assemble(self._graph, scores, begins, states, silent, spoken)
-        return Lattice(*arrays, complete=complete)
+        arrays: Any = assemble(self._graph, scores, begins, states, silent, spoken)
+        return Lattice(*arrays[1:], complete=arrays[0])
 
 
 _WORK = 3_000_000

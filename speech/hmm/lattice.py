@@ -120,8 +120,10 @@ class LatticeSearch:
         alive, begins, states, silent, spoken = search(self._graph, scores, *widths, _BLOCK)
         if not alive:
             return None
-        arrays: Any = assemble(self._graph, scores, begins, states, silent, spoken)
-        return Lattice(*arrays[1:], complete=arrays[0])
+        complete, frames, finals, sources, targets, pdfs, words, costs, acoustic = assemble(
+            self._graph, scores, begins, states, silent, spoken
+        )
+        return Lattice(frames, finals, sources, targets, pdfs, words, costs, acoustic, complete)
 
 
 _WORK = 3_000_000

@@ -35,6 +35,26 @@ _LOOK_S = 5.0
 """Seconds between two attempts to load a model that is waited for."""
 _ALIAS = re.compile(r"models:/([^@/]+)@(.+)")
 
+LogOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--log",
+        help="Log of requests. Default: logs/serve-PORT.jsonl in the data folder.",
+        show_default=False,
+        autocompletion=complete_path,
+    ),
+]
+CollectOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--collect",
+        metavar="FOLDER",
+        help="Store doubtful utterances with their audio, for people to transcribe: docs/watching.md.",
+        show_default=False,
+        autocompletion=complete_path,
+    ),
+]
+
 
 @friendly
 def serve(
@@ -64,26 +84,9 @@ def serve(
         list[str] | None,
         typer.Option("--limit", metavar="NAME=NUMBER", help="A limit, e.g. file_mb=25: docs/serving.md. Repeatable."),
     ] = None,
-    log: Annotated[
-        Path | None,
-        typer.Option(
-            "--log",
-            help="Log of requests. Default: logs/serve-PORT.jsonl in the data folder.",
-            show_default=False,
-            autocompletion=complete_path,
-        ),
-    ] = None,
+    log: LogOption = None,
     log_text: Annotated[bool, typer.Option("--log-text", help="Write recognized text to the log, too.")] = False,
-    collect: Annotated[
-        Path | None,
-        typer.Option(
-            "--collect",
-            metavar="FOLDER",
-            help="Store doubtful utterances with their audio, for people to transcribe: docs/watching.md.",
-            show_default=False,
-            autocompletion=complete_path,
-        ),
-    ] = None,
+    collect: CollectOption = None,
     collect_below: Annotated[
         float, typer.Option("--collect-below", help="Utterances with a lower confidence are doubtful; 1: all.")
     ] = 0.8,

@@ -22,7 +22,7 @@ _SOME = 1024
 _LINK = np.dtype([("source", "i4"), ("target", "i4"), ("arc", "i4")])
 
 
-class Graph(NamedTuple):
+class GraphArrays(NamedTuple):
     """A decoding graph.
 
     Attributes:
@@ -43,7 +43,7 @@ class Graph(NamedTuple):
 
 @compiled
 def search(
-    graph: Graph, scores: Array, beam: float, most: int, lattice_beam: float, block: int
+    graph: GraphArrays, scores: Array, beam: float, most: int, lattice_beam: float, block: int
 ) -> tuple[bool, Array, Array, Array, Array]:
     """Search an utterance, and drop what is only on paths outside the lattice beam.
 
@@ -84,7 +84,7 @@ def search(
 
 
 @compiled
-def _end(graph: Graph, begins: Array, states: Array, costs: Array, extra: Array) -> None:
+def _end(graph: GraphArrays, begins: Array, states: Array, costs: Array, extra: Array) -> None:
     """How much the best path that ends in each of the last tokens costs above the best one of all."""
     begin, best = begins[-2, 0], np.inf
     complete = _complete(graph, begins, states)
@@ -97,7 +97,7 @@ def _end(graph: Graph, begins: Array, states: Array, costs: Array, extra: Array)
 
 
 @compiled
-def _complete(graph: Graph, begins: Array, states: Array) -> bool:
+def _complete(graph: GraphArrays, begins: Array, states: Array) -> bool:
     """Whether any of the last tokens is in a final state; if not, paths end in all of them."""
     for state in states[begins[-2, 0] : begins[-1, 0]]:  # noqa: SIM110 - numba has no any() of a generator
         if np.isfinite(graph.finals[state]):
@@ -118,7 +118,7 @@ def _room(values: Array, needed: int) -> Array:
 
 @compiled
 def _step(
-    graph: Graph,
+    graph: GraphArrays,
     row: Array,
     beam: float,
     most: int,
@@ -228,7 +228,7 @@ def _entered(
 
 @compiled
 def _close(
-    graph: Graph,
+    graph: GraphArrays,
     places: Array,
     begins: Array,
     frame: int,
@@ -284,7 +284,7 @@ def _close(
 
 @compiled
 def _link(
-    graph: Graph,
+    graph: GraphArrays,
     places: Array,
     begins: Array,
     frame: int,
@@ -315,7 +315,7 @@ def _link(
 
 @compiled
 def _prune(
-    graph: Graph,
+    graph: GraphArrays,
     scores: Array,
     lattice_beam: float,
     begins: Array,
@@ -373,7 +373,7 @@ def _prune(
 
 
 @compiled
-def _prune_silent(graph: Graph, lattice_beam: float, links: Array, costs: Array, extra: Array) -> None:
+def _prune_silent(graph: GraphArrays, lattice_beam: float, links: Array, costs: Array, extra: Array) -> None:
     """Mark the links within a frame that go; `extra` becomes what each token is above the best path through them."""
     changed = True
     while changed:
@@ -430,7 +430,7 @@ def _compact(
 
 @compiled
 def assemble(
-    graph: Graph, scores: Array, begins: Array, states: Array, silent: Array, spoken: Array
+    graph: GraphArrays, scores: Array, begins: Array, states: Array, silent: Array, spoken: Array
 ) -> tuple[bool, Array, Array, Array, Array, Array, Array, Array, Array]:
     """The arrays of a lattice from what a search gives.
 

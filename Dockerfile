@@ -40,7 +40,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* \
     && groupadd --gid 10001 starling \
     && useradd --uid 10001 --gid starling --home-dir /data --no-create-home --shell /usr/sbin/nologin starling \
-    && install -d -o starling -g starling -m 0750 /data /run/starling /backups
+    && install -d -o starling -g starling -m 0750 /data /run/starling /backups /serve
 COPY --from=build /opt/starling /opt/starling
 COPY docker/entrypoint.sh /usr/local/bin/starling-entrypoint
 COPY docker/mlflow-auth.ini /etc/starling/mlflow-auth.ini

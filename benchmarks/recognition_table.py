@@ -35,11 +35,12 @@ from recognition.inference import decode_set, open_set
 from recognition.recognizer import Recognizer
 from tasks.config.pipeline import load_config
 from tasks.orchestration.stage_tasks import run_plainly
+from tasks.scores import summarize
 from tasks.stages.base import Run
 from tasks.stages.bundles import own_bundle
 from tasks.stages.decoder_files import decoder_of
 from tasks.stages.run_sets import scored_sets
-from tasks.stages.score import score_rows, summarize
+from tasks.stages.score import score_rows
 
 CHUNKS_MS = (160.0, 640.0)
 Row = dict[str, str]

@@ -398,7 +398,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=[*parts, []], metavar="PART", help=", ".join(parts))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")
     parser.add_argument("--seeds", type=int, default=0, help="seeds of each method; default 100, with trainings 5")
-    parser.add_argument("--trials", type=int, default=10_000, help="trials of `proposals` and `scale`")
+    parser.add_argument("--trials", type=int, default=10_000, help="of `proposals` and `scale`")
     parser.add_argument(
         "--total", type=int, default=0, help="epochs of each search of `trainings`; default 24 trainings"
     )

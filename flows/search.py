@@ -224,7 +224,7 @@ class TrainedTrials(Trials):
         continued = not self._search.method.restarts
         trained = self.study.trials[job.number].trained
         part = TrialPart(
-            before=budget_fields(self._search, trained) if continued and trained else {},
+            before=budget_fields(self.config, trained) if continued and trained else {},
             keep=continued and job.budget < self._largest,
             tags=self.tracked.tags,
             watch=watch,

@@ -7,15 +7,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from configurable.wording import counted
+from flows.score_tables import print_scores
 from tasks.config.home import shown_mlflow_uri
 from tasks.dataset.duplicates import data_warnings
 from tasks.dataset.sets import is_trained
-from tasks.dataset.speakers import set_rows, speakers_text
-from tasks.figures import LEARN_MORE, p_value_text, percent
+from tasks.dataset.speakers import set_rows
+from tasks.figures import LEARN_MORE, percent, speakers_text
+from tasks.scores import interval
 from tasks.stages.base import Run, counts_text
 from tasks.stages.evaluation import write_evaluation
 from tasks.stages.register import REGISTER
-from tasks.stages.report import interval, local_report
+from tasks.stages.report import local_report
 from tasks.stages.score import GROUPS, SCORE, nothing_correct
 from tasks.stages.train import TRAIN
 from tasks.tracking.registry import current_aliases
@@ -223,62 +225,6 @@ def outcome_table(sets: dict[str, Any]) -> Table:
         bounds = interval(s, "wer_speaker" if several else "wer")
         table.add_row(name, percent(s["wer"]), bounds, over, f"{s['words']:,}")
     return table
-
-
-def score_table(sets: dict[str, Any]) -> Table:
-    """Error rates by set."""
-    table = Table(header_style="bold")
-    table.add_column("set")
-    for head in ("WER", "95 % interval", "CER", "sub", "ins", "del", "words", "utterances"):
-        table.add_column(head, justify="right")
-    for name, s in sets.items():
-        counts = (f"{s[k]:,}" for k in ("sub", "ins", "del", "words", "utterances"))
-        table.add_row(name, percent(s["wer"]), interval(s), percent(s["cer"]), *counts)
-    return table
-
-
-def print_scores(sets: dict[str, Any], console: Console) -> None:
-    """Print error rates by set, and intervals over speakers for sets with several."""
-    console.print(score_table(sets))
-    if any(s.get("wer_speaker_low") is not None for s in sets.values()):
-        console.print(speaker_table(sets))
-
-
-def speaker_table(sets: dict[str, Any]) -> Table:
-    """Intervals over speakers by set."""
-    table = Table(header_style="bold")
-    table.add_column("set")
-    for head in ("WER", "95 % interval over speakers", "speakers"):
-        table.add_column(head, justify="right")
-    for name, s in sets.items():
-        table.add_row(name, percent(s["wer"]), interval(s, "wer_speaker"), speakers_text(s.get("speakers", 1)))
-    return table
-
-
-def label_table(labels: dict[str, dict[str, Any]]) -> Table:
-    """Error rates by label, such as Switchboard and CallHome, of each system."""
-    table = Table(header_style="bold")
-    table.add_column("set")
-    table.add_column("label")
-    for head in ("WER", "words", "utterances"):
-        table.add_column(head, justify="right")
-    for name, members in labels.items():
-        for label, counts in members.items():
-            table.add_row(name, label, percent(counts["wer"]), f"{counts['ref_words']:,}", f"{counts['utterances']:,}")
-    return table
-
-
-def comparison_text(comparison: dict[str, Any]) -> str:
-    """The outcome of the matched-pairs test of two systems, in one line."""
-    if comparison["better"]:
-        outcome = f"{comparison[comparison['better']]} is significantly better"
-    else:
-        outcome = f"no significant difference between {comparison['a']} and {comparison['b']}"
-    z = "–" if comparison["z"] is None else f"{comparison['z']:.3f}"
-    return (
-        f"{outcome}: matched-pairs test over {comparison['segments']:,} segments, mean difference "
-        f"{comparison['mean']:.3f} errors, Z = {z}, {p_value_text(comparison['p_value'])}"
-    )
 
 
 def group_table(groups: dict[str, Any]) -> Table:

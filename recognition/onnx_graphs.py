@@ -365,6 +365,10 @@ def _tensors(state: StreamState) -> list[Tensor]:
     return [*state.front, *(tensor for memory in state.layers for tensor in memory)]
 
 
+_Example = Callable[[int, int], tuple[Tensor, Tensor]]
+"""Windows of features and states, for a number of streams that have been read for at most some frames."""
+
+
 class _AsLstm(nn.Module):
     """In the form of sherpa-onnx's streaming LSTMs, whose two states have any widths: [1, N, width] and [1, N, 1].
 
@@ -427,28 +431,25 @@ def _chunk_graph(
     return _zipformer_graph(name, chunk, chunks, example)
 
 
-Example = Callable[[int, int], tuple[Tensor, Tensor]]
-
-
-def _lstm_graph(name: str, chunk: _Chunk, chunks: Chunks, example: Example) -> Graph:
+def _lstm_graph(name: str, chunk: _Chunk, chunks: Chunks, example: _Example) -> Graph:
     """An encoder for sherpa-onnx."""
 
     def packed(count: int, most: int) -> tuple[Tensor, ...]:
         x, state = example(count, most)
         return x, state[None], torch.zeros(1, count, 1)
 
-    metadata = {"model_type": "lstm", "num_encoder_layers": 1, "d_model": chunk.width, "rnn_hidden_size": 1}
+    metadata: dict[str, str | int] = {"model_type": "lstm", "num_encoder_layers": 1, "rnn_hidden_size": 1}
     return Graph(
         name,
         _AsLstm(chunk),
         {"x": {0: "N"}, "h": {1: "N"}, "c": {1: "N"}},
         {"encoder_out": {0: "N"}, "next_h": {1: "N"}, "next_c": {1: "N"}},
         packed,
-        metadata | {"T": chunks.window, "decode_chunk_len": chunks.shift},
+        metadata | {"d_model": chunk.width, "T": chunks.window, "decode_chunk_len": chunks.shift},
     )
 
 
-def _zipformer_graph(name: str, chunk: _Chunk, chunks: Chunks, example: Example) -> Graph:
+def _zipformer_graph(name: str, chunk: _Chunk, chunks: Chunks, example: _Example) -> Graph:
     """A CTC model for sherpa-onnx."""
     metadata: dict[str, str | int] = {
         "encoder_dims": 4,
@@ -482,7 +483,7 @@ def _zipformer_graph(name: str, chunk: _Chunk, chunks: Chunks, example: Example)
         {"x": {0: "N"}, **states},
         {"log_probs": {0: "N"}, **{f"new_{part}": axes for part, axes in states.items()}},
         packed,
-        metadata | {"model_type": "zipformer2", "T": chunks.window, "decode_chunk_len": chunks.shift},
+        metadata | {"model_type": "zipformer2_ctc", "T": chunks.window, "decode_chunk_len": chunks.shift},
     )
 
 
@@ -549,10 +550,24 @@ def _know_fourier_transforms() -> None:
 
 def quantize(source: Path, target: Path) -> None:
     """Write a file with weights in int8; what they are multiplied with is quantized while it runs."""
+    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
+    model = onnx.load(str(source))
+    _copy_shared_weights(model)
     with quiet():
-        quantize_dynamic(source, target, op_types_to_quantize=list(_QUANTIZED), weight_type=QuantType.QInt8)
+        quantize_dynamic(model, target, op_types_to_quantize=list(_QUANTIZED), weight_type=QuantType.QInt8)
+
+
+def _copy_shared_weights(model: Any) -> None:
+    """Give operations that share weights their own, which the quantizer does not find otherwise, or changes twice."""
+    weights = {weight.name: weight for weight in model.graph.initializer}
+    shared = [node for node in model.graph.node if node.op_type == "Identity" and node.input[0] in weights]
+    for node in shared:
+        own = model.graph.initializer.add()
+        own.CopyFrom(weights[node.input[0]])
+        own.name = node.output[0]
+        model.graph.node.remove(node)
 
 
 @torch.inference_mode()

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 import numpy as np
 import soundfile
@@ -240,7 +240,8 @@ def check_samples(samples: Tensor | NDArray[np.float32], name: str) -> None:
     Raises:
         AudioError: A sample is not finite, or its magnitude exceeds `MAX_AMPLITUDE`.
     """
-    peak = float(abs(samples).max()) if math.prod(samples.shape) else 0.0  # NaN if any sample is NaN
+    magnitudes: Any = abs(samples)
+    peak = float(magnitudes.max()) if math.prod(samples.shape) else 0.0  # NaN if any sample is NaN
     if not math.isfinite(peak):
         raise AudioError(f"{name} has samples that are not finite numbers: write it again", "unreadable")
     if peak > MAX_AMPLITUDE:

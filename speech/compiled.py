@@ -29,6 +29,8 @@ _WAIT_S = 120.0
 class _ByContent(caching.UserWideCacheLocator):  # type: ignore[misc]
     """A folder for the code of all files of the same content, wherever they are."""
 
+    _cache_path: str
+
     def __init__(self, py_func: Any, py_file: str) -> None:
         super().__init__(py_func, py_file)
         content = hashlib.sha256(Path(py_file).read_bytes()).hexdigest()

@@ -25,6 +25,18 @@ def clock(seconds: float | None) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
+def speakers_text(named: int | None, unnamed: int = 0) -> str:
+    """A number of speakers: `unknown` if no utterance names one, and `7 or more` if some utterances do not.
+
+    Args:
+        named: Number of speakers with a name; None or 0 if no utterance names one.
+        unnamed: Number of utterances without a speaker.
+    """
+    if not named:
+        return "unknown" if unnamed or named is None else "0"
+    return f"{named:,}{' or more' if unnamed else ''}"
+
+
 def brief(reason: str) -> str:
     """The reason of a decision without the remedies behind it."""
     return reason.partition(f". {LEARN_MORE}")[0]

@@ -25,7 +25,12 @@ gc.disable()
 
 # A shell may start the tests with these ignored (nohup, a job in the background); children would inherit that.
 if threading.current_thread() is threading.main_thread():
-    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGHUP: signal.SIG_DFL,
+        signal.SIGQUIT: signal.SIG_DFL,
+    }
+    for number, usual in handlers.items():
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, usual)
 

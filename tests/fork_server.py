@@ -147,6 +147,16 @@ def name_of(file):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+def build_models():
+    """Build our Pydantic models, of which some are otherwise built when they are first used, by each fork."""
+    models = [sys.modules["pydantic"].BaseModel]
+    while models:
+        model = models.pop()
+        models += model.__subclasses__()
+        if model.__module__.split(".")[0] in ROOMS:
+            model.model_rebuild(raise_errors=False)
+
+
 class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Hides our own modules until a fork imports them, with those that each imports, as an interpreter would.
 
@@ -161,6 +171,7 @@ class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         sys.modules["flows"] = importlib.util.module_from_spec(flows)  # it changes signal handlers: for forks to run
         for name in map(name_of, own_files()):
             importlib.import_module(name)
+        build_models()
         del sys.modules["flows"]
         sys.path[:], builtins.__import__ = before
         self.modules = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] in ROOMS}

@@ -40,7 +40,8 @@ import warnings
 import weakref
 from pathlib import Path
 
-STARTERS = {"flows.cli.app", "mlflow", "tasks.engine", "tasks.stages.separate", "training.node.rank"}
+STARTERS = {"flows.cli.app", "mlflow", "tasks.engine", "tasks.stages.separate", "torch.distributed.run"}
+STARTERS |= {"training.node.rank"}
 """Modules that start Python processes themselves."""
 MODULES = STARTERS | {"training.coordinator.server", "training.exchange.daemon", "training.node.evaluator", "uvicorn"}
 """Modules that import much, or that the tests start often; the others start as fast without a fork."""
@@ -49,6 +50,10 @@ READ_WHEN_USED = (
     "COLUMNS",
     "DO_NOT_TRACK",
     "GLOO_SOCKET_IFNAME",
+    "GROUP_",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION",
     "MLFLOW_DISABLE_TELEMETRY",
     "MLFLOW_ENABLE_ARTIFACTS_",
@@ -68,9 +73,14 @@ READ_WHEN_USED = (
     "PYTEST_",
     "PYTHONPATH",
     "PYTORCH_ALLOC_CONF",
+    "RANK",
+    "ROLE_",
     "STARLING_",
+    "TORCHELASTIC_",
     "TORCHINDUCTOR_CACHE_DIR",
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "WORLD_SIZE",
     "_MLFLOW_",
 )
 """Prefixes of variables that no library reads while it is imported: forks may differ from their server in these."""
@@ -151,6 +161,8 @@ def use(server):
         wanted = signature.bind(self, *arguments).arguments
         if isinstance(wanted["args"], list) and wanted["args"][1:] == OF_XDIST:
             wanted["args"] = [wanted["args"][0], *map(Forkable, OF_XDIST[1:])]
+        if isinstance(wanted["args"], tuple) and wanted["args"][1:3] == ("-u", "-m"):  # torchrun's: they log to stderr
+            wanted["args"] = [wanted["args"][0], *wanted["args"][2:]]
         if is_forkable(wanted["args"]) and (pid := server().fork(wanted)):
             self.pid, self._child_created = pid, True
             self._close_pipe_fds(*(wanted[pipe + end] for pipe in ("p2c", "c2p", "err") for end in ("read", "write")))

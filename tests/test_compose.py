@@ -323,6 +323,20 @@ def test_compose_configuration_is_valid_and_its_nodes_match_the_containers():
     assert "COPY docker/demo.yaml /configs/compose.yaml" in DOCKERFILE
 
 
+def test_recognition_is_watched_where_its_server_writes_its_log():
+    from tasks.config.pipeline import load_config
+
+    config = load_config(ROOT / "docker" / "demo.yaml")
+    assert default(SERVICES["serve"]["command"][2]) == config.model_name
+    assert SERVICES["serve"]["volumes"] == ["serve:/data"]  # the log is logs/serve-8000.jsonl there
+    assert "STARLING_HOME=/data" in DOCKERFILE
+    (place,) = [volume.split(":") for volume in SERVICES["worker"]["volumes"] if volume.startswith("serve:")]
+    assert place[2] == "ro"
+    assert config.monitor.logs == (f"{place[1]}/logs",)
+    # a volume gets the owner of the image's folder that it is first mounted at
+    assert re.search(rf"install -d -o starling .*{place[1]}\b", DOCKERFILE)
+
+
 # image
 
 

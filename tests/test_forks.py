@@ -128,6 +128,13 @@ def test_interpreter_is_started_for_what_a_fork_cannot_reproduce(tmp_path):
     assert answers == [False]
 
 
+def test_ranks_that_torchrun_starts_are_forks(monkeypatch):
+    assert is_fork()
+    monkeypatch.setattr(forks, "start_interpreter", None)
+    command = (sys.executable, "-u", "-m", "training.coordinator.server", "--help")
+    assert b"--listen" in subprocess.run(command, check=True, capture_output=True, cwd=ROOT).stdout
+
+
 def test_no_fork_if_inherited_state_differs_from_the_fork_servers():
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 40, hard))

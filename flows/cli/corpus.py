@@ -17,6 +17,7 @@ from flows.cli.common import JsonOption, friendly, out, print_json, print_line
 from flows.cli.configs import complete_config_or_file, complete_path
 from flows.cli.found_corpus import HELP, corpus_data
 from flows.cli.tables import print_table
+from tasks.figures import speakers_text
 
 app = CommandGroup("Inspect corpora, and fetch public ones.")
 
@@ -164,8 +165,6 @@ def print_inspected(path: Path, report: dict[str, Any]) -> None:
 
 def _set_table(report: dict[str, Any]) -> Table:
     """Figures of each set, one column a set: many figures and few sets fit a terminal best so."""
-    from tasks.dataset.speakers import speakers_text
-
     sets = {name or "no set": figures for name, figures in report["sets"].items()}
     if len(sets) > 1:
         sets["all"] = report | {"utterances": report["written"]}

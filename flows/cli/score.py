@@ -115,7 +115,7 @@ def _check_transcripts(files: Sequence[Path]) -> None:
 
 
 def _show(result: dict[str, Any], text: str, json_output: bool) -> None:
-    from flows.summary import comparison_text, label_table, print_scores
+    from flows.score_tables import comparison_text, label_table, print_scores
 
     for what, names in (("without a hypothesis", result["missing"]), ("without a reference", result["extra"])):
         if names:
@@ -159,7 +159,7 @@ def score_files(
         ValueError: If a file cannot be read, or the utterances differ and that is refused.
     """
     from speech.scoring import load_pairs, matched_pairs, score_sets, share_extra, text_report
-    from tasks.stages.score import summarize
+    from tasks.scores import summarize
 
     result: dict[str, Any] = {"sets": {}, "labels": {}, "missing": [], "extra": [], "overlaps": []}
     result |= {"speakers": "", "comparison": None}

@@ -31,7 +31,29 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "STARLING_SERVE_TOKEN"  # noqa: S105 - the name of the variable
 _BATCH_SECONDS = 30.0
 """Audio of a batch: a stream waits for the batch in progress."""
+_LOOK_S = 5.0
+"""Seconds between two attempts to load a model that is waited for."""
 _ALIAS = re.compile(r"models:/([^@/]+)@(.+)")
+
+LogOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--log",
+        help="Log of requests. Default: logs/serve-PORT.jsonl in the data folder.",
+        show_default=False,
+        autocompletion=complete_path,
+    ),
+]
+CollectOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--collect",
+        metavar="FOLDER",
+        help="Store doubtful utterances with their audio, for people to transcribe: docs/watching.md.",
+        show_default=False,
+        autocompletion=complete_path,
+    ),
+]
 
 
 @friendly
@@ -55,30 +77,16 @@ def serve(
     follow_s: Annotated[
         float, typer.Option("--follow-s", min=1.0, help="Seconds between two looks at the alias in the registry.")
     ] = 15.0,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until the model is in the registry, and can be loaded.")
+    ] = False,
     limit: Annotated[
         list[str] | None,
         typer.Option("--limit", metavar="NAME=NUMBER", help="A limit, e.g. file_mb=25: docs/serving.md. Repeatable."),
     ] = None,
-    log: Annotated[
-        Path | None,
-        typer.Option(
-            "--log",
-            help="Log of requests. Default: logs/serve-PORT.jsonl in the data folder.",
-            show_default=False,
-            autocompletion=complete_path,
-        ),
-    ] = None,
+    log: LogOption = None,
     log_text: Annotated[bool, typer.Option("--log-text", help="Write recognized text to the log, too.")] = False,
-    collect: Annotated[
-        Path | None,
-        typer.Option(
-            "--collect",
-            metavar="FOLDER",
-            help="Store doubtful utterances with their audio, for people to transcribe: docs/watching.md.",
-            show_default=False,
-            autocompletion=complete_path,
-        ),
-    ] = None,
+    collect: CollectOption = None,
     collect_below: Annotated[
         float, typer.Option("--collect-below", help="Utterances with a lower confidence are doubtful; 1: all.")
     ] = 0.8,
@@ -88,16 +96,17 @@ def serve(
     json_output: JsonOption = False,
 ) -> None:
     """Serve a model: files as OpenAI's API defines it, streams over a WebSocket, and a page. Ctrl-C ends it."""
-    _check_packages()
+    check_packages()
     from recognition.serving.log import RequestLog
     from recognition.serving.service import SpeechService
 
     limits, token = limits_of(limit or []), os.environ.get(TOKEN_VARIABLE) or None
     check_access(host, token)
     check_detector(vad)
+    waited = opened_later(model, device, vad) if wait else None
     with closing(_listener(host, port)) as listener:
         address = f"{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-        served, metrics = open_model(model, device, vad)
+        served, metrics = waited or open_model(model, device, vad)
         collector = _collector(collect, served.switch.name, metrics, collect_below, collect_mb)
         request_log = RequestLog(log or _usual_log(listener), log_text)
         service = SpeechService(served.switch, limits, token, request_log, metrics, collector)
@@ -154,7 +163,7 @@ def check_access(host: str, token: str | None) -> None:
         )
 
 
-def _check_packages() -> None:
+def check_packages() -> None:
     """Check that the extra is installed.
 
     Raises:
@@ -225,6 +234,35 @@ def open_model(model: str, device: str, vad: str) -> "tuple[Served, ServeMetrics
         raise ValueError(f"{uri} is not in the registry")
     switch = ModelSwitch(name, load_version(name, str(about.version), load))
     return Served(switch, AliasFollower(name, alias, load, switch)), metrics
+
+
+def opened_later(
+    model: str, device: str, vad: str, stop: threading.Event | None = None
+) -> "tuple[Served, ServeMetrics] | None":
+    """Load the model to serve as soon as it is there; says once why it is not.
+
+    Args:
+        model: As for `open_model`; likewise the next two.
+        device: Where it computes.
+        vad: Kind of the detector.
+        stop: Ends the waiting; then there is none.
+    """
+    from mlflow.exceptions import MlflowException
+
+    from flows.models import model_uri
+
+    model_uri(model)  # what can never be a model is refused at once
+    stop, told = stop or threading.Event(), ""
+    while not stop.is_set():
+        try:
+            return open_model(model, device, vad)
+        except (ValueError, OSError, MlflowException) as error:
+            reason = str(error).partition("\n")[0]
+        if reason != told:
+            say(f"waiting for {model}: {reason}")
+        told = reason
+        stop.wait(_LOOK_S)
+    return None
 
 
 def _collector(

@@ -6,8 +6,10 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from flows.servers.supervisor import Supervisor
 
 
+_SERVE = "serve"
+"""Name of the recognition server and its log."""
 _LOOK_S = 1.0
 """Seconds between two looks at the servers and workers."""
 # upper limits that add up to less than ten seconds; on an idle machine each step needs only a part of its own
@@ -71,11 +75,29 @@ def up(
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
     postgres_port: Annotated[int, typer.Option(help="Port of PostgreSQL (production); 0 takes a free one.")] = 5433,
     s3_port: Annotated[int, typer.Option(help="Port of the S3 server (production); 0 takes a free one.")] = 8333,
+    serve: Annotated[
+        str,
+        typer.Option(
+            "--serve", metavar="MODEL", help="Also recognize with this model, as soon as it is there: starling serve."
+        ),
+    ] = "",
+    serve_port: Annotated[int, typer.Option(help="Port of recognition (--serve); 0 takes a free one.")] = 8000,
+    collect: Annotated[
+        Path | None,
+        typer.Option(
+            "--collect",
+            metavar="FOLDER",
+            help="Store doubtful utterances, as starling serve --collect does.",
+            show_default=False,
+            autocompletion=complete_path,
+        ),
+    ] = None,
     notify_url: NotifyOption = "",
     json_output: JsonOption = False,
 ) -> None:
     """Start the servers and workers of this machine, deploy, and wait for Ctrl-C."""
     notify_url = checked_url(notify_url)
+    recognition = _recognition(serve, serve_port, collect)
     if folder is not None:
         os.environ["STARLING_HOME"] = str(folder.resolve())
     from flows.servers import production, services
@@ -87,7 +109,9 @@ def up(
         signal.signal(name, lambda *_: stop.set())
     ports = production.Ports(prefect_port, mlflow_port, postgres_port, s3_port).chosen()
     _check_ports(profile, ports)
-    _serve(config, profile, ports, stop, json_output, notify_url)
+    if recognition is not None:
+        _check_port("serve", recognition.port)
+    _serve(config, profile, ports, stop, json_output, notify_url, recognition)
     end_now()
 
 
@@ -98,10 +122,10 @@ def _serve(
     stop: threading.Event,
     json_output: bool,
     notify_url: str,
+    recognition: "RecognitionServer | None" = None,
 ) -> None:
     """Run servers and workers until `stop` is set; then stop flow runs, workers and servers, in this order."""
     from flows.servers import production, services
-    from flows.servers.local_runs import end_runs
     from flows.servers.prefect_api import send_the_rest
     from flows.servers.supervisor import Supervisor
 
@@ -120,7 +144,7 @@ def _serve(
             lambda: services.end_orphans({service.process.pid for service in supervisor.services}, _WORKERS_S)
         )
         stack.callback(supervisor.stop, servers, _WORKERS_S)
-        stack.callback(lambda: end_runs(supervisor.services[servers:], _FLOWS_S))
+        stack.callback(lambda: _end_work(supervisor.services[servers:]))
         err.print(f"[dim]waiting for {' and '.join(service.name for service in supervisor.services)}[/dim]")
         supervisor.wait(stop=stop)
         if stop.is_set():
@@ -129,6 +153,8 @@ def _serve(
         deployed = deploy_all(config, notify_url=notify_url)
         for start in _workers([str(entry["deployment"]) for entry in deployed], config):
             supervisor.add(start)
+        if recognition is not None:
+            note["serve"] = supervisor.add(lambda: start_recognition(recognition, note)).url
         replace_file(services.note_path(), json.dumps(note).encode())
         stack.callback(services.note_path().unlink, missing_ok=True)
         _announce(note, deployed, json_output)
@@ -136,6 +162,68 @@ def _serve(
             supervisor.check()
             supervisor.reap()
         err.print("stopping")
+
+
+def _end_work(services: "list[Service]") -> None:
+    """End the workers' flow runs, and meanwhile the requests and streams of the recognition server."""
+    from flows.servers.local_runs import end_runs
+
+    serving = [service for service in services if service.name == _SERVE]
+    deadline = time.monotonic() + _FLOWS_S
+    for service in serving:
+        service.ask_to_end()
+    end_runs([service for service in services if service not in serving], _FLOWS_S)
+    for service in serving:
+        service.see_end(max(0.0, deadline - time.monotonic()))
+
+
+@dataclass(frozen=True)
+class RecognitionServer:
+    """The server that recognizes with a model."""
+
+    model: str
+    port: int
+    collect: Path | None = None
+
+
+def _recognition(model: str, port: int, collect: Path | None) -> RecognitionServer | None:
+    """The recognition server that the options ask for.
+
+    Raises:
+        ValueError: They do not fit, or it cannot run here.
+    """
+    from flows.cli.serve import check_packages
+    from flows.models import model_uri
+    from flows.servers.services import free_port
+
+    if not model:
+        if collect is not None:
+            raise ValueError("--collect needs --serve MODEL: the server of recognition stores the utterances")
+        return None
+    check_packages()
+    model_uri(model)
+    return RecognitionServer(model, port or free_port(), collect.resolve() if collect else None)
+
+
+def start_recognition(server: RecognitionServer, note: dict[str, Any]) -> "Service":
+    """Start the recognition server on loopback; in the production profile it asks for a token.
+
+    It is not waited for, since the model may come later.
+
+    Args:
+        server: Model and port.
+        note: Content of `services.json`.
+    """
+    from flows.cli.serve import TOKEN_VARIABLE
+    from flows.servers.credentials import read_secret
+    from flows.servers.services import LOOPBACK, spawn
+
+    command = [sys.executable, "-m", "flows.cli.app", "serve", server.model, "--wait"]
+    command += ["--host", LOOPBACK, "--port", str(server.port)]
+    command += ["--collect", str(server.collect)] if server.collect else []
+    token = {TOKEN_VARIABLE: read_secret(Path(note["secrets"]), "serve_token")} if "secrets" in note else {}
+    # SIGINT: it drains for five seconds then, which is what there is time for here
+    return spawn(_SERVE, command, f"http://{LOOPBACK}:{server.port}", "", token, end=signal.SIGINT)
 
 
 def _start_servers(profile: Profile, ports: "Ports", supervisor: "Supervisor", stop: threading.Event) -> dict[str, Any]:
@@ -181,28 +269,38 @@ def _check_ports(profile: Profile, ports: "Ports") -> None:
     """
     names = ("prefect", "mlflow", "postgres", "s3") if profile is Profile.production else ("prefect", "mlflow")
     for name in names:
-        port = getattr(ports, name)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError as error:
-                raise ValueError(
-                    f"port {port} is taken: stop the program that listens there, or choose another with --{name}-port"
-                ) from error
+        _check_port(name, getattr(ports, name))
+
+
+def _check_port(name: str, port: int) -> None:
+    """Check that the port of a server is free.
+
+    Raises:
+        ValueError: If it is taken.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ValueError(
+                f"port {port} is taken: stop the program that listens there, or choose another with --{name}-port"
+            ) from error
 
 
 def _announce(note: dict[str, Any], deployed: list[dict[str, Any]], json_output: bool) -> None:
-    urls = {name: note[name] for name in ("prefect", "mlflow", "postgres", "s3") if name in note}
+    urls = {name: note[name] for name in ("prefect", "mlflow", "postgres", "s3", _SERVE) if name in note}
     if json_output:
         secrets = {"secrets": note["secrets"]} if "secrets" in note else {}
         print_json({"urls": urls, "deployments": deployed, **secrets})
         return
-    titles = {"prefect": "Prefect", "mlflow": "MLflow", "postgres": "PostgreSQL", "s3": "S3"}
+    titles = {"prefect": "Prefect", "mlflow": "MLflow", "postgres": "PostgreSQL", "s3": "S3", _SERVE: "recognition"}
     for name, url in urls.items():
-        out.print(f"{titles[name]:10} {url}", highlight=False)
+        out.print(f"{titles[name]:11} {url}", highlight=False)
     if "secrets" in note:
-        text = f"{'passwords':10} {note['secrets']} (Prefect: prefect_auth; MLflow: admin, mlflow_admin_password)"
+        users = "Prefect: prefect_auth; MLflow: admin, mlflow_admin_password"
+        users += "; recognition: serve_token" if _SERVE in note else ""
+        text = f"{'passwords':11} {note['secrets']} ({users})"
         print_line(text)
     if deployed:
         deployments_table(deployed)

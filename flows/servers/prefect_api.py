@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from flows.servers.services import (
@@ -33,6 +34,9 @@ RESTARTS = 3
 _QUEUES = (("prefect.events.worker", "EventsWorker"), ("prefect.logging.handlers", "APILogWorker"))
 _TEMPORARY = "STARLING_TEMPORARY_PREFECT"
 """Environment variable with the URL of a command's own server, for its flows and their child processes."""
+_OF_FLOWS = ("torch", "mlflow")
+"""Libraries of all flows; they are imported, on another core, while the server starts. Prefect is not among them: it
+reads its settings, such as the server's address, when it is imported."""
 _LOOK_S = 0.5
 _PATIENCE_S = 10.0
 _HURRIED_S = 2.0
@@ -107,6 +111,8 @@ def private_server(say: Callable[[str], None]) -> Iterator[str]:
         try:
             url = supervisor.add(start).url
             say("starting the Prefect server (up to a minute; --no-prefect does without)")
+            for library in _OF_FLOWS:
+                import_module(library)
             supervisor.wait()
             with _looked_after(supervisor, partial(_give_up, listener, say)):
                 yield url

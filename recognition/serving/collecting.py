@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import logging
 import os
 import re
 import threading
@@ -17,23 +16,25 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from configurable.files import replace_file, temporary_file
-from recognition.serving.metrics import ServeMetrics
+from configurable.files import create_private_file, replace_file, temporary_file
 from recognition.transcriber import SpokenPiece
 from speech.audio import decode_audio, encode_flac
 from storage.corpora.table import first_rows, table_shape
 from storage.disks import free_bytes
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from recognition.serving.metrics import ServeMetrics  # whose package is not needed to offer rows
+
 COLLECTED, TABLE = "collected.csv", "metadata.csv"
 CHECKED, MARK = "checked", "x"
 """The column that says that a person has corrected the text of a row, and its value then."""
@@ -242,7 +243,8 @@ def _line(cells: Iterable[object], separator: str = ",") -> str:
 def _append(path: Path, row: Sequence[str]) -> None:
     """Add a row to a table with one write, which other servers on the folder do not interrupt; makes the table."""
     if not path.exists():
-        _write_private(path, _line(COLUMNS).encode())
+        with suppress(FileExistsError):  # another server has just made it
+            create_private_file(path, _line(COLUMNS).encode())
     with path.open("r+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
@@ -294,7 +296,7 @@ def offer_rows(folder: Path) -> Offered:
         _check_table(target, before, header)
     ids = set(_ID.findall(before))
     new = [row for row in _unique(first_rows(source, _MOST_ROWS)) if row["id"].encode() not in ids]
-    new = [row for row in new if (folder / row["audio"]).is_file()]
+    new = [row for row in new if (folder / row.get("audio", "")).is_file()]
     if new or not known:
         lines = [_line((row.get(name, "") for name in header), separator) for row in new]
         end = b"" if before.endswith(b"\n") else b"\n"

@@ -43,7 +43,8 @@ class GuardedProtocol(H11Protocol):
 
     service: ClassVar[SpeechService]
     waiting: ClassVar[dict[str, dict[GuardedProtocol, asyncio.TimerHandle]]]
-    """Connections without a request in progress, by the address of the client, the oldest first."""
+    """Connections without a request in progress, by the address of the client, the oldest first. If there are too many
+    connections, the client with most of these loses one."""
 
     @classmethod
     def of(cls, service: SpeechService) -> type[GuardedProtocol]:
@@ -63,8 +64,8 @@ class GuardedProtocol(H11Protocol):
             if not self.waiting:
                 self.answer(503, f"{most} connections are open: try again later", "too_many_connections")
                 return
-            # of the client that has most of them
-            next(iter(max(self.waiting.values(), key=len))).drop("too_many")
+            crowd = max(self.waiting.values(), key=len)
+            next(iter(crowd)).drop("too_many")
         self.expect_request()
 
     @override

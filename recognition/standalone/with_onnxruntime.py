@@ -55,7 +55,7 @@ class Model:
             samples: Mono, in ±1, at the model's sample rate.
         """
         if "stream" in self.about:
-            stream = Stream(self)
+            stream = ModelStream(self)
             for piece in np.array_split(samples, 1 + 10 * len(samples) // self.sample_rate):
                 stream.accept(piece)
             stream.accept(np.zeros(int(self.about["stream"]["tail_s"] * self.sample_rate), np.float32))
@@ -72,13 +72,13 @@ class Model:
 
     def _ctc(self, feats: Array, frames: Array) -> list[int]:
         log_probs, counts = self.run("model", feats, frames)
-        search = CtcSearch()
+        search = GreedyCtc()
         search.accept(log_probs[0, : int(counts[0])])
         return search.tokens
 
     def _transducer(self, feats: Array, frames: Array) -> list[int]:
         encoded, counts = self.run("encoder", feats, frames)
-        search = TransducerSearch(self)
+        search = GreedyTransducer(self)
         search.accept(encoded[0, : int(counts[0])])
         return search.tokens
 
@@ -94,18 +94,18 @@ class Model:
         return tokens[1:]
 
 
-class TransducerSearch:
+class GreedyTransducer:
     """One token or none in each frame of an utterance."""
 
     def __init__(self, model: Model) -> None:
         self._model, self.tokens = model, list[int]()
         shapes = [entry.shape for entry in model.graphs["predictor"].get_inputs()]
         self._context = shapes[0][1] if len(shapes) == 1 else 0  # or the predictor has states
-        self._states = [np.zeros((1, *shape[1:]), np.float32) for shape in shapes[1:]]
+        self._states: list[Array] = [np.zeros((1, *shape[1:]), np.float32) for shape in shapes[1:]]
         self._predict()
 
     def _predict(self) -> None:
-        last = [0] * max(1, self._context) + self.tokens
+        last = [0] * max(1, self._context) + self.tokens[-max(1, self._context) :]
         known = np.array([last[-self._context :]]) if self._context else np.array([last[-1]])
         self._predicted, *self._states = self._model.run("predictor", known, *self._states)
 
@@ -118,7 +118,7 @@ class TransducerSearch:
                 self._predict()
 
 
-class CtcSearch:
+class GreedyCtc:
     """The best token of every frame of an utterance."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class CtcSearch:
             self._before = token
 
 
-class Stream:
+class ModelStream:
     """Recognizes speech as it comes, with a model for streams.
 
     Args:
@@ -141,12 +141,13 @@ class Stream:
 
     def __init__(self, model: Model) -> None:
         self._model, self._sizes = model, model.about["stream"]
-        self._wave, self._given, self._skipped = np.zeros(0, np.float32), 0, 0
+        self._wave: Array = np.zeros(0, np.float32)
+        self._given = self._skipped = 0
         self._transducer = model.about["system"] == "transducer"
-        self._search = TransducerSearch(model) if self._transducer else CtcSearch()
+        self._search: GreedyTransducer | GreedyCtc = GreedyTransducer(model) if self._transducer else GreedyCtc()
         _, state = model.graphs["encoder" if self._transducer else "model"].get_inputs()
         self._feats: Array | None = None
-        self._state = np.zeros((1, state.shape[1]), np.float32)
+        self._state: Array = np.zeros((1, state.shape[1]), np.float32)
 
     @property
     def text(self) -> str:

@@ -22,7 +22,7 @@ _SOME = 1024
 _LINK = np.dtype([("source", "i4"), ("target", "i4"), ("arc", "i4")])
 
 
-class Graph(NamedTuple):
+class GraphArrays(NamedTuple):
     """A decoding graph.
 
     Attributes:
@@ -43,7 +43,7 @@ class Graph(NamedTuple):
 
 @compiled
 def search(
-    graph: Graph, scores: Array, beam: float, most: int, lattice_beam: float, block: int
+    graph: GraphArrays, scores: Array, beam: float, most: int, lattice_beam: float, block: int
 ) -> tuple[bool, Array, Array, Array, Array]:
     """Search an utterance, and drop what is only on paths outside the lattice beam.
 
@@ -84,7 +84,7 @@ def search(
 
 
 @compiled
-def _end(graph: Graph, begins: Array, states: Array, costs: Array, extra: Array) -> None:
+def _end(graph: GraphArrays, begins: Array, states: Array, costs: Array, extra: Array) -> None:
     """How much the best path that ends in each of the last tokens costs above the best one of all."""
     begin, best = begins[-2, 0], np.inf
     complete = _complete(graph, begins, states)
@@ -97,7 +97,7 @@ def _end(graph: Graph, begins: Array, states: Array, costs: Array, extra: Array)
 
 
 @compiled
-def _complete(graph: Graph, begins: Array, states: Array) -> bool:
+def _complete(graph: GraphArrays, begins: Array, states: Array) -> bool:
     """Whether any of the last tokens is in a final state; if not, paths end in all of them."""
     for state in states[begins[-2, 0] : begins[-1, 0]]:  # noqa: SIM110 - numba has no any() of a generator
         if np.isfinite(graph.finals[state]):
@@ -118,7 +118,7 @@ def _room(values: Array, needed: int) -> Array:
 
 @compiled
 def _step(
-    graph: Graph,
+    graph: GraphArrays,
     row: Array,
     beam: float,
     most: int,
@@ -130,16 +130,17 @@ def _step(
     spoken: Array,
 ) -> tuple[float, Array, Array, Array]:
     """Tokens of a frame, and the links to them; the cutoff is infinite if no state is possible."""
-    begin, end = begins[frame - 1, 0], begins[frame, 0]
-    limit = _limit(costs[begin:end], beam, most)
-    reached, count, best, possible = np.empty(4 * (end - begin) + _SOME, np.float64), 0, np.inf, True
+    begin, end, first, arcs = begins[frame - 1, 0], begins[frame, 0], graph.first, graph.arcs
+    limit, most_links = _limit(costs[begin:end], beam, most), 0
+    for token in range(begin, end):
+        if costs[token] <= limit:
+            most_links += first[2 * states[token] + 2] - first[2 * states[token] + 1]
+    reached, count, best, possible = np.empty(most_links, np.float64), 0, np.inf, True
     for token in range(begin, end):
         if costs[token] <= limit:
             state = states[token]
-            low, high = graph.first[2 * state + 1], graph.first[2 * state + 2]
-            reached = _room(reached, count + high - low)
-            for arc in graph.arcs[low:high]:
-                cost = costs[token] + arc.weight - row[arc.ilabel - 1]
+            for number in range(first[2 * state + 1], first[2 * state + 2]):
+                cost = costs[token] + arcs[number].weight - row[arcs[number].ilabel - 1]
                 reached[count] = cost
                 count += 1
                 best = min(best, cost)
@@ -147,14 +148,16 @@ def _step(
     cutoff = best + beam
     if not possible or not np.isfinite(cutoff):
         return np.inf, states, costs, spoken
-    links, count = begins[frame - 1, 2], 0
+    links, most_links = begins[frame - 1, 2], 0
+    for cost in reached:
+        most_links += cost <= cutoff
+    spoken, count = _room(spoken, links + most_links), 0  # not for each link: it would count references each time
     for token in range(begin, end):
         if costs[token] <= limit:
             state = states[token]
-            for number in range(graph.first[2 * state + 1], graph.first[2 * state + 2]):
+            for number in range(first[2 * state + 1], first[2 * state + 2]):
                 if reached[count] <= cutoff:
-                    spoken = _room(spoken, links + 1)
-                    target = graph.arcs[number].target
+                    target = arcs[number].target
                     spoken[links].source, spoken[links].target, spoken[links].arc = token - begin, target, number
                     places[target] = links - begins[frame - 1, 2]
                     reached[links - begins[frame - 1, 2]] = reached[count]
@@ -225,7 +228,7 @@ def _entered(
 
 @compiled
 def _close(
-    graph: Graph,
+    graph: GraphArrays,
     places: Array,
     begins: Array,
     frame: int,
@@ -235,26 +238,26 @@ def _close(
     silent: Array,
 ) -> tuple[Array, Array, Array]:
     """Add the tokens that arcs without frames lead to, and the links to them."""
-    begin, end, links = begins[frame, 0], begins[frame + 1, 0], begins[frame, 1]
+    begin, end, first, arcs = begins[frame, 0], begins[frame + 1, 0], graph.first, graph.arcs
     for token in range(begin, end):
         places[states[token]] = token - begin
     improved, waiting = np.arange(begin, end), np.zeros(end - begin, np.bool_)
     reached, targets = np.empty(_SOME, np.float64), np.empty(_SOME, np.int32)
     while len(improved):
-        count = 0
+        most_links, count = 0, 0
+        for token in improved:
+            most_links += first[2 * states[token] + 1] - first[2 * states[token]]
+        reached, targets = _room(reached, most_links), _room(targets, most_links)
         for token in improved:
             state = states[token]
-            low, high = graph.first[2 * state], graph.first[2 * state + 1]
-            reached, targets = _room(reached, count + high - low), _room(targets, count + high - low)
-            for arc in graph.arcs[low:high]:
-                cost = costs[token] + arc.weight
+            for number in range(first[2 * state], first[2 * state + 1]):
+                cost = costs[token] + arcs[number].weight
                 if cost <= cutoff:
-                    reached[count], targets[count] = cost, arc.target
+                    reached[count], targets[count] = cost, arcs[number].target
                     count += 1
-        fresh = end
+        fresh, states = end, _room(states, end + count)
         for state in targets[:count]:
             if places[state] < 0:
-                states = _room(states, end + 1)
                 states[end], places[state] = state, 0
                 end += 1
         states[fresh:end].sort()
@@ -272,19 +275,39 @@ def _close(
         improved = improved[:number]
         for token in improved:
             waiting[token - begin] = False
-    for token in range(begin, end):
-        state = states[token]
-        for number in range(graph.first[2 * state], graph.first[2 * state + 1]):
-            arc = graph.arcs[number]
-            if costs[token] + arc.weight <= cutoff:
-                silent = _room(silent, links + 1)
-                silent[links].source, silent[links].target = token - begin, places[arc.target]
-                silent[links].arc = number
-                links += 1
+    begins[frame + 1, 0] = end
+    silent = _link(graph, places, begins, frame, cutoff, states, costs, silent)
     for token in range(begin, end):
         places[states[token]] = -1
-    begins[frame + 1, 0], begins[frame + 1, 1] = end, links
     return states, costs, silent
+
+
+@compiled
+def _link(
+    graph: GraphArrays,
+    places: Array,
+    begins: Array,
+    frame: int,
+    cutoff: float,
+    states: Array,
+    costs: Array,
+    silent: Array,
+) -> Array:
+    """Add the links within a frame."""
+    begin, end, links, first, arcs = begins[frame, 0], begins[frame + 1, 0], begins[frame, 1], graph.first, graph.arcs
+    most_links = 0
+    for token in range(begin, end):
+        most_links += first[2 * states[token] + 1] - first[2 * states[token]]
+    silent = _room(silent, links + most_links)
+    for token in range(begin, end):
+        state = states[token]
+        for number in range(first[2 * state], first[2 * state + 1]):
+            if costs[token] + arcs[number].weight <= cutoff:
+                silent[links].source, silent[links].target = token - begin, places[arcs[number].target]
+                silent[links].arc = number
+                links += 1
+    begins[frame + 1, 1] = links
+    return silent
 
 
 # --- pruning
@@ -292,7 +315,7 @@ def _close(
 
 @compiled
 def _prune(
-    graph: Graph,
+    graph: GraphArrays,
     scores: Array,
     lattice_beam: float,
     begins: Array,
@@ -350,7 +373,7 @@ def _prune(
 
 
 @compiled
-def _prune_silent(graph: Graph, lattice_beam: float, links: Array, costs: Array, extra: Array) -> None:
+def _prune_silent(graph: GraphArrays, lattice_beam: float, links: Array, costs: Array, extra: Array) -> None:
     """Mark the links within a frame that go; `extra` becomes what each token is above the best path through them."""
     changed = True
     while changed:
@@ -407,7 +430,7 @@ def _compact(
 
 @compiled
 def assemble(
-    graph: Graph, scores: Array, begins: Array, states: Array, silent: Array, spoken: Array
+    graph: GraphArrays, scores: Array, begins: Array, states: Array, silent: Array, spoken: Array
 ) -> tuple[bool, Array, Array, Array, Array, Array, Array, Array, Array]:
     """The arrays of a lattice from what a search gives.
 
@@ -579,14 +602,11 @@ def best_sentences(lattice: Arcs, limit: int, beam: float, most_work: int) -> tu
     Returns:
         int64, the arcs of all paths one after another, and where each begins, with the end of the last one.
     """
-    num_words = 0
-    for word in lattice.words:
-        num_words = max(num_words, word + 1)
     marks = _Marks(
         np.empty(len(lattice.finals)),
         np.full((len(lattice.finals), 2), -1, np.int64),
         np.full((len(lattice.words), 2), -1, np.int64),
-        np.full((num_words, 2), -1, np.int64),
+        np.full((len(lattice.words), 2), -1, np.int64),  # there are no more words than pairs
     )
     used = np.array([0, 1, 1, 0, 1, 0, 0])  # steps, groups, entries, backs, prefixes, items ever, items
     steps, groups, entries = np.empty(_SOME, _STEP), np.empty(_SOME, _GROUP), np.empty(_SOME, _ENTRY)

@@ -89,7 +89,7 @@ class _Graph:
     @cached_property
     def silence(self) -> Ints:
         """int32, sorted: the tied states of silence, of which utterances without words consist."""
-        return FstArrays.of(self.constant).wordless_labels() - 1
+        return (FstArrays.of(self.constant).wordless_labels() - 1).astype(np.int32)
 
     @cached_property
     def lattices(self) -> LatticeSearch:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speech.compiled import one_compiles
-from speech.hmm.compiled_lattice import Arcs, Graph, assemble, best_sentences, remaining, search
+from speech.hmm.compiled_lattice import Arcs, GraphArrays, assemble, best_sentences, remaining, search
 from speech.hmm.fst_arrays import FstArrays, arc_records, from_arcs
 
 _Floats = NDArray[np.float64]
@@ -101,7 +101,7 @@ class LatticeSearch:
         first = np.zeros(2 * len(graph.finals) + 1, dtype=np.int64)
         np.cumsum(np.bincount(kinds, minlength=2 * len(graph.finals)), out=first[1:])
         arcs = graph.arcs[np.argsort(kinds, kind="stable")]
-        self._graph = Graph(graph.start, graph.finals.astype(np.float64), first, arcs)
+        self._graph = GraphArrays(graph.start, graph.finals.astype(np.float64), first, arcs)
 
     def __call__(self, scores: NDArray[np.float32], options: LatticeOptions) -> Lattice | None:
         """The lattice of an utterance.
@@ -120,8 +120,10 @@ class LatticeSearch:
         alive, begins, states, silent, spoken = search(self._graph, scores, *widths, _BLOCK)
         if not alive:
             return None
-        complete, *arrays = assemble(self._graph, scores, begins, states, silent, spoken)
-        return Lattice(*arrays, complete)
+        complete, frames, finals, sources, targets, pdfs, words, costs, acoustic = assemble(
+            self._graph, scores, begins, states, silent, spoken
+        )
+        return Lattice(frames, finals, sources, targets, pdfs, words, costs, acoustic, complete)
 
 
 _WORK = 3_000_000

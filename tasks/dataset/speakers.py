@@ -16,6 +16,7 @@ from configurable.wording import counted
 from tasks.config.data import DataConfig
 from tasks.dataset.sets import VALID, Mask, Sets, is_trained, source_numbers, values
 from tasks.dataset.splits import TRAIN, Ints, SplitError, encode
+from tasks.figures import speakers_text
 
 _SHOWN = 8
 
@@ -140,18 +141,6 @@ def _unknown_text(sets: Mapping[str, Mapping[str, int]]) -> str:
     if not unnamed or len({is_trained(name) for name in sets}) == 1:
         return ""
     return f"some utterances have no speaker ({', '.join(unnamed)}): training speakers may be in other sets"
-
-
-def speakers_text(named: int | None, unnamed: int = 0) -> str:
-    """A number of speakers: `unknown` if no utterance names one, and `7 or more` if some utterances do not.
-
-    Args:
-        named: Number of speakers with a name; None or 0 if no utterance names one.
-        unnamed: Number of utterances without a speaker.
-    """
-    if not named:
-        return "unknown" if unnamed or named is None else "0"
-    return f"{named:,}{' or more' if unnamed else ''}"
 
 
 def set_rows(record: dict[str, Any]) -> list[dict[str, Any]]:

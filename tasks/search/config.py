@@ -154,16 +154,17 @@ def trial_document(document: Mapping[str, Any], values: Values, fields: frozense
     return changed
 
 
-def budget_fields(search: SearchConfig, budget: int) -> dict[str, float]:
+def budget_fields(config: Any, budget: int) -> dict[str, float]:
     """The field of `train` that ends a training after a budget, with its value.
 
     Args:
-        search: The search, which says what budgets count.
+        config: The searched configuration, a `PipelineConfig`; without a section `search`, budgets are epochs.
         budget: Of a trial.
     """
-    if search.budget == "minutes":
+    unit = config.search.budget if config.search else "epochs"
+    if unit == "minutes":
         return {"max_minutes": float(budget)}
-    return {"max_utterances" if search.budget == "utterances" else "epochs": budget}
+    return {"max_utterances" if unit == "utterances" else "epochs": budget}
 
 
 def trial_config(config: Any, values: Values, budget: int) -> Any:
@@ -178,7 +179,7 @@ def trial_config(config: Any, values: Values, budget: int) -> Any:
         ValueError: A value, or a combination of values, is refused.
     """
     fields = frozenset(choices(type(config)))
-    ends = budget_fields(config.search, budget) if budget else {}
+    ends = budget_fields(config, budget) if budget else {}
     values = values | {f"train.{name}": value for name, value in ends.items()}
     document = trial_document(plain_document(config), values, fields)
     try:
@@ -250,6 +251,7 @@ def _check_decoding(config: Any) -> None:
     if search.minimize != "wer":
         raise SpaceError("search.space: decoding changes no loss: set search.minimize=wer")
     for name, what in (
+        ("budget", "counts training"),
         ("total_budget", "limits training"),
         ("parallel", "counts trainings"),
         ("seeds", "trains again"),

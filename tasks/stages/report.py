@@ -11,9 +11,9 @@ from storage.stages import StageOutput
 from tasks import STAGES
 from tasks.config.home import shown_mlflow_uri
 from tasks.dataset.duplicates import data_warnings, doubles_of
-from tasks.dataset.speakers import speakers_text
-from tasks.figures import percent
+from tasks.figures import speakers_text
 from tasks.pages import keep_page, page_templates
+from tasks.scores import interval
 from tasks.stages import progress
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult, counts_text
 from tasks.stages.register import REGISTER
@@ -27,12 +27,6 @@ from tasks.tracking.registry import report_text
 from tasks.tracking.runs import REPORT_FILE, client
 
 _CONFUSIONS = 15
-
-
-def interval(scores: dict[str, Any], name: str = "wer") -> str:
-    """Format the interval of a set: `wer` over utterances, `wer_speaker` over speakers; a dash without one."""
-    low, high = scores.get(f"{name}_low"), scores.get(f"{name}_high")
-    return "–" if low is None else f"{percent(low)} – {percent(high)}"
 
 
 def _speakers(entry: dict[str, Any]) -> str:

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from speech.scoring import (
@@ -12,18 +11,16 @@ from speech.scoring import (
     count_confusions,
     score_sets,
     text_report,
-    wer_interval,
     worst_utterances,
 )
 from storage.stages import StageOutput, digest_json
 from tasks.dataset.tables import read_table
 from tasks.figures import percent
+from tasks.scores import SAMPLES, summarize
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult
 from tasks.stages.decode import DECODE
 
 Row = dict[str, Any]
-_SAMPLES = 1000
-"""Bootstrap samples behind an interval; Bisani and Ney (2004) take 1,000 to 10,000."""
 GROUPS = {"corpora": "corpus", "domains": "domain"}
 """Groups besides speakers: plural in the record, and singular in metrics."""
 RATES = ("wer", "wer_low", "wer_high", "wer_speaker_low", "wer_speaker_high", "cer")
@@ -41,35 +38,6 @@ def by_corpus(report: ScoreReport, rows: list[Row]) -> dict[str, ErrorCounts]:
     for row, utterance in zip(rows, report.utterances, strict=True):
         corpora[row["corpus"]] = corpora.get(row["corpus"], ErrorCounts()) + utterance.counts
     return dict(sorted(corpora.items()))
-
-
-def summarize(report: ScoreReport, seed: int) -> dict[str, Any]:
-    """Scores of one set: rates as fractions, counts, and 95 % intervals over utterances and over speakers.
-
-    The interval over speakers is there if the set has several and all are known; with few speakers it is too narrow.
-    The number of speakers is None if none is known.
-    """
-    total = report.total
-    low, high, speaker_low, speaker_high = (None, None, None, None)
-    if total.ref_words:
-        interval = partial(wer_interval, report.errors(), report.words(), samples=_SAMPLES, seed=seed)
-        low, high = interval()
-        if len(report.speakers) > 1 and "" not in report.speakers:
-            speaker_low, speaker_high = interval(speakers=report.speaker_of())
-    return {
-        "wer": total.wer,
-        "wer_low": low,
-        "wer_high": high,
-        "wer_speaker_low": speaker_low,
-        "wer_speaker_high": speaker_high,
-        "cer": total.cer,
-        "sub": total.sub,
-        "ins": total.ins,
-        "del": total.dele,
-        "words": total.ref_words,
-        "utterances": total.utterances,
-        "speakers": len(report.speakers.keys() - {""}) or None,
-    }
 
 
 def figures(record: "ScoreRecord") -> dict[str, float]:
@@ -122,7 +90,7 @@ def learned_nothing(run: Run) -> str:
 
 
 def _inputs(run: Run) -> Inputs:
-    config = {"bootstrap": _SAMPLES, "seed": run.config.seed}
+    config = {"bootstrap": SAMPLES, "seed": run.config.seed}
     damaged = DECODE.record(run).get("quarantined_shards")  # the decode output's address does not depend on these
     return config, {"decode": run.result("decode").key} | ({"damaged": digest_json(damaged)} if damaged else {})
 

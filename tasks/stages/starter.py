@@ -10,7 +10,6 @@ from typing import Any
 
 from configurable.wording import counted
 from recognition.initial_weights import SourceModel
-from recognition.pretrained import read_pretrained_source
 from speech.models import PretrainedConfig
 from storage.corpora import CorpusError, CorpusReader, RejectedEntry, Utterance
 from tasks.config.data import DataConfig
@@ -189,6 +188,8 @@ def begin_with(folder: Path) -> SourceModel:
     Raises:
         ValueError: It cannot be used.
     """
+    from recognition.pretrained import read_pretrained_source  # imports torch
+
     source = read_pretrained_source(str(folder), Path())  # a local folder needs no cache
     source.model.check_packages()
     return source

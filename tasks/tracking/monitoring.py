@@ -52,7 +52,7 @@ _REQUEST_S = 20
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MeasureComparison:
     """A measure of what was served, and of the test sets."""
 
     measure: str
@@ -90,7 +90,7 @@ class MonitorReport:
     """The last one that was served."""
     since: str = ""
     until: str = ""
-    comparisons: list[Comparison] = field(default_factory=list)
+    comparisons: list[MeasureComparison] = field(default_factory=list)
     hours: list[dict[str, Any]] = field(default_factory=list)
     """Figures of each hour: utterances, seconds, mean confidence, words per second, inputs, rejected inputs."""
     unreadable: int = 0
@@ -131,7 +131,9 @@ def compare_distributions(first: Values, second: Values, seed: int = 1) -> tuple
     return found, (1 + as_large) / (1 + PERMUTATIONS)
 
 
-def compare_served(served: dict[str, Values], tested: dict[str, Values], settings: MonitorConfig) -> list[Comparison]:
+def compare_served(
+    served: dict[str, Values], tested: dict[str, Values], settings: MonitorConfig
+) -> list[MeasureComparison]:
     """Compare each measure that both have.
 
     Args:
@@ -143,9 +145,8 @@ def compare_served(served: dict[str, Values], tested: dict[str, Values], setting
     both = [name for name in served if len(served[name]) and len(tested.get(name, ()))]
     made = []
     for name in both:
-        pair = [sample if len(sample) <= _DRAWN else draw.choice(sample, _DRAWN, replace=False)
-                for sample in (served[name], tested[name])]  # fmt: skip
-        distance, p_value = compare_distributions(*pair)
+        ours, theirs = _drawn(served[name], draw), _drawn(tested[name], draw)
+        distance, p_value = compare_distributions(ours, theirs)
         p_value = min(1.0, p_value * len(both))
         middle = np.mean if name == REJECTED else np.median
         middles = float(middle(served[name])), float(middle(tested[name]))
@@ -153,8 +154,15 @@ def compare_served(served: dict[str, Values], tested: dict[str, Values], setting
         if name == REJECTED:  # fewer are no reason for concern
             large = middles[0] - middles[1] >= settings.rejected
         sizes = len(served[name]), len(tested[name])
-        made.append(Comparison(name, *sizes, distance, p_value, *middles, large and p_value < settings.significance))
+        made.append(
+            MeasureComparison(name, *sizes, distance, p_value, *middles, large and p_value < settings.significance)
+        )
     return made
+
+
+def _drawn(sample: Values, draw: np.random.Generator) -> Values:
+    """Some of the values, if there are very many."""
+    return sample if len(sample) <= _DRAWN else np.asarray(draw.choice(sample, _DRAWN, replace=False))
 
 
 def tested_values(run: Run) -> dict[str, Values]:
@@ -255,7 +263,9 @@ def _with(report: MonitorReport, outcome: str, message: str) -> MonitorReport:
     return MonitorReport(**(vars(report) | {"outcome": outcome, "message": message}))
 
 
-def _log_figures(api: mlflow.MlflowClient, run_id: str, comparisons: Iterable[Comparison], until: datetime) -> None:
+def _log_figures(
+    api: mlflow.MlflowClient, run_id: str, comparisons: Iterable[MeasureComparison], until: datetime
+) -> None:
     at_ms, hour = int(1000 * until.timestamp()), int(until.timestamp() // 3600)
     figures: dict[str, float] = {}
     for entry in comparisons:

@@ -387,8 +387,9 @@ def _budgets(study: Study) -> tuple[Figure | None, str]:
     best_first = [trial for trial in ranked(study.trials) if trial.losses]
     budgets = sorted({budget for trial in best_first for budget in trial.losses})
     if len(budgets) < 2:
-        same = budgets and f"All results are after {budget_text(budgets[0], study.unit)}."
-        return None, same or _no_result(study)
+        if not budgets:
+            return None, _no_result(study)
+        return None, f"All results are after {budget_text(budgets[0], study.unit)}."
     shown = _some(best_first, _LINES)
     good = _count_good(best_first)
     scale = _LossScale([loss for trial in shown for loss in trial.losses.values()], study.minimized)

@@ -167,6 +167,77 @@ def test_up_says_that_nothing_is_scheduled(capsys):
     ]
 
 
+# --- recognition
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What `up` starts as recognition server."""
+    calls = []
+
+    def spawn(name, command, url, health, env=None, end=signal.SIGTERM):
+        calls.append(SimpleNamespace(name=name, command=command, url=url, health=health, env=env, end=end))
+        return calls[-1]
+
+    monkeypatch.setattr("flows.servers.services.spawn", spawn)
+    return calls
+
+
+def test_recognition_listens_on_loopback_and_has_its_token_from_its_file(home, started, tmp_path):
+    from flows.servers.credentials import make_secrets
+
+    make_secrets(tmp_path / "secrets")
+    server = serve.RecognitionServer("m", 8123, tmp_path / "kept")
+    serve.start_recognition(server, {"secrets": str(tmp_path / "secrets")})
+    serve.start_recognition(server, {})
+    production, small = started
+    options = ["--wait", "--host", "127.0.0.1", "--port", "8123", "--collect", str(tmp_path / "kept")]
+    assert production.command[3:] == ["serve", "m", *options] == small.command[3:]
+    token = (tmp_path / "secrets" / "serve_token").read_text()
+    assert production.env == {"STARLING_SERVE_TOKEN": token}
+    assert token not in production.command
+    assert small.env == {}
+    assert (small.url, small.health) == ("http://127.0.0.1:8123", "")  # not waited for: its model may come later
+
+
+def test_recognition_is_started_if_it_is_wanted(home, restored_signals, monkeypatch):
+    asked = []
+    monkeypatch.setattr(serve, "_check_ports", lambda *_: None)
+    monkeypatch.setattr(serve, "_check_port", lambda *given: asked.append(given))
+    monkeypatch.setattr(serve, "_serve", lambda *given: asked.append(given[-1]))
+    monkeypatch.setattr(serve, "end_now", lambda: None)
+    invoke("up", "--folder", home)
+    invoke("up", "--folder", home, "--serve", "m", "--serve-port", 8123)
+    assert asked == [None, ("serve", 8123), serve.RecognitionServer("m", 8123)]
+    assert "--collect needs --serve MODEL" in invoke("up", "--folder", home, "--collect", home, code=1).stderr
+    assert "nor the name of a model" in invoke("up", "--folder", home, "--serve", "a b", code=1).stderr
+
+
+def test_requests_end_while_flow_runs_do(monkeypatch):
+    done = []
+
+    def service(name):
+        return SimpleNamespace(
+            name=name,
+            ask_to_end=lambda: done.append(("ask", name)),
+            see_end=lambda patience: done.append(("see", name)),
+        )
+
+    monkeypatch.setattr("flows.servers.local_runs.end_runs", lambda workers, _: done.append([w.name for w in workers]))
+    serve._end_work([service("worker"), service("serve"), service("worker-nodes")])
+    assert done == [("ask", "serve"), ["worker", "worker-nodes"], ("see", "serve")]
+
+
+def test_recognition_is_announced(capsys):
+    note = {"prefect": "http://p", "mlflow": "http://m", "serve": "http://s", "secrets": "/secrets"}
+    serve._announce(note, [], True)
+    assert json.loads(capsys.readouterr().out)["urls"]["serve"] == "http://s"
+    serve._announce(note, [], False)
+    said = capsys.readouterr().out
+    assert "recognition http://s" in said
+    assert "recognition: serve_token" in said
+
+
 def test_secrets_are_created_in_the_given_folder(home, tmp_path):
     made = json.loads(invoke("secrets", tmp_path / "x", "--json").stdout)
     assert made["folder"] == str(tmp_path / "x")

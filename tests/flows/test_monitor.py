@@ -12,10 +12,10 @@ from flows.deploy.automations import NOTIFIED_EVENTS, QUIET_STATES
 from tasks.config.pipeline import MonitorConfig, parse_config
 from tasks.orchestration.events import RECOGNITION_CHANGED
 from tasks.tracking import monitoring
-from tasks.tracking.monitoring import Comparison, MonitorReport
+from tasks.tracking.monitoring import MeasureComparison, MonitorReport
 from tasks.tracking.registry import RegistryError
 
-ENTRY = Comparison("confidence", 200, 300, 0.45, 0.002, 0.7, 0.9, True)
+ENTRY = MeasureComparison("confidence", 200, 300, 0.45, 0.002, 0.7, 0.9, True)
 REPORTS = {
     "Changed": MonitorReport("m", "Changed", "not as on the test sets", "3", comparisons=[ENTRY]),
     "Unchanged": MonitorReport("m", "Unchanged", "as on the test sets", "3", hours=[]),

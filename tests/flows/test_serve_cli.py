@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -14,7 +15,7 @@ import pytest
 from support import give_mlflow, load_beside, tiny_bundle
 from websockets.sync.client import connect
 
-from flows.cli.serve import check_access, limits_of, open_model
+from flows.cli.serve import check_access, limits_of, open_model, opened_later
 from tasks.tracking.runs import client
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,6 +84,19 @@ def test_a_bundle_is_served_until_ctrl_c(bundle, tmp_path):
         assert "Traceback" not in server.errors.read_text()
 
 
+def test_doubtful_utterances_are_collected_if_that_is_wanted(bundle, tmp_path):
+    words = ("--collect", tmp_path / "kept", "--collect-below", 1, "--vad", "energy")
+    with Running(tmp_path / "home", bundle, *words) as server:
+        assert server.about["collects"] == str(tmp_path / "kept")
+        assert tones.fetch(f"{server.url}/healthz")[2]["collects"] is True
+        body, headers = tones.form(tones.flac(tones.speak("echo")))
+        assert tones.fetch(f"{server.url}/v1/audio/transcriptions", body, headers)[0] == 200
+        server.end(signal.SIGINT)
+    made = json.loads(cli.invoke("corpus", "collected", tmp_path / "kept", "--json").stdout)
+    assert (made["new"], made["checked"]) == (1, 0)
+    assert "0 new utterances of 1; 0 are checked" in cli.invoke("corpus", "collected", tmp_path / "kept").stdout
+
+
 def test_sigterm_ends_an_open_stream_with_its_results(bundle, tmp_path):
     with Running(tmp_path / "home", bundle, "--vad", "energy") as server:
         with connect(server.url.replace("http", "ws") + "/stream?sample_rate=8000", proxy=None) as stream:
@@ -144,6 +158,26 @@ def test_an_alias_is_followed_and_a_version_is_not(home, tmp_path):
     for opened in (served, fixed):
         opened.switch.current.queue.close(10)
         opened.switch.current.discard()
+
+
+def test_a_model_that_is_not_there_yet_is_waited_for(home, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("flows.cli.serve._LOOK_S", 0.01)
+    give_mlflow(home)
+    api, stop = client(), threading.Event()
+    opened = tones.in_background(opened_later, "m", "cpu", "energy", stop)
+    tones.wait_for(lambda: "waiting for m: " in capsys.readouterr().err)
+    number = registered.add_bundle(api, tmp_path, damaged=True)
+    api.set_registered_model_alias("m", "champion", number)
+    tones.wait_for(lambda: "is damaged" in capsys.readouterr().err)
+    api.set_registered_model_alias("m", "champion", registered.add_bundle(api, tmp_path))
+    served, _ = opened.result()
+    assert served.switch.current.version == "2"
+    served.switch.current.queue.close(10)
+    served.switch.current.discard()
+    stop.set()
+    assert opened_later("n", "cpu", "energy", stop) is None
+    with pytest.raises(ValueError, match="nor the name of a model"):
+        opened_later("a b", "cpu", "energy", stop)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])

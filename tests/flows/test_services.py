@@ -178,6 +178,33 @@ def test_private_server_of_a_run_ends_with_it(orchestrated):
     assert "PREFECT_API_URL" not in os.environ
 
 
+def test_libraries_of_flows_are_imported_while_the_server_starts(home, monkeypatch):
+    steps = []
+
+    class Starting:
+        def __init__(self, *_, **__):
+            self.url = "http://server"
+
+        def add(self, start):
+            steps.append("start")
+            return self
+
+        def wait(self):
+            steps.append("wait")
+
+        def check(self):
+            pass
+
+        def stop(self, **_):
+            steps.append("stop")
+
+    monkeypatch.setattr(prefect_api, "Supervisor", Starting)
+    monkeypatch.setattr(prefect_api, "import_module", steps.append)
+    with prefect_api.private_server(lambda _: None) as url:
+        assert url == "http://server"
+    assert steps == ["start", "torch", "mlflow", "wait", "stop"]
+
+
 def test_address_of_a_private_server_is_said_to_end_with_the_run(orchestrated, monkeypatch, capsys):
     with prefect_api.orchestration() as url:
         say_prefect(url)

@@ -5,14 +5,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from flows.score_tables import score_table, speaker_table
 from flows.summary import (
     group_table,
     outcome_table,
     print_outcome,
     print_summary,
-    score_table,
     set_table,
-    speaker_table,
     summarize,
     time_text,
     useless_warnings,

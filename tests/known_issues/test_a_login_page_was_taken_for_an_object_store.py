@@ -27,8 +27,8 @@ class SmallServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, habit):
-        self.habit, self.objects = habit, {}
+    def __init__(self):
+        self.habit, self.objects = "", {}
         super().__init__(("127.0.0.1", 0), Handler)
 
 
@@ -77,24 +77,28 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.fixture(scope="module")
+def server():
+    """One for all tests: a client of S3 takes a tenth of a second to build, and fsspec keeps it for an address."""
+    server = SmallServer()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
 @pytest.fixture
-def start(monkeypatch):
-    """Starts a server with a habit, and returns it and a store there."""
-    started = []
+def start(server, monkeypatch):
+    """Gives the server a habit, and returns it and an empty store there."""
 
     def begin(habit):
-        server = SmallServer(habit)
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        started.append(server)
+        server.habit, server.objects = habit, {}
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_address[1]}")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "some-key")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "some-secret")
         return server, ObjectStore("s3://speech/runs", retry=RetryPolicy(attempts=2, base_s=0.0))
 
-    yield begin
-    for server in started:
-        server.shutdown()
-        server.server_close()
+    return begin
 
 
 CALLS = {

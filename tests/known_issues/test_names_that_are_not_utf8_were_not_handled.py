@@ -73,7 +73,7 @@ def test_transcripts_of_recordings_with_such_names_are_written(folder, tmp_path,
 
 STRICT = """
 import sys
-sys.stdout.reconfigure(errors="strict")
+sys.stdout = open(1, "w", encoding="utf-8", errors="strict", closefd=False)
 from starling.__main__ import main
 main()
 """

@@ -5,15 +5,17 @@ from support import small_corpus, tiny_document, write_table, write_tone
 from typer.testing import CliRunner
 
 from flows.cli.app import app
-from flows.summary import set_table, speaker_table
+from flows.score_tables import speaker_table
+from flows.summary import set_table
 from speech.scoring import ScoringError, score_sets, text_report, wer_interval
 from tasks.config.pipeline import parse_config
 from tasks.dataset.sets import SplitError
 from tasks.dataset.speakers import overlap_warnings, set_rows, sets_text
+from tasks.scores import summarize
 from tasks.stages.base import Run
 from tasks.stages.prepare import PREPARE
 from tasks.stages.report import _PAGES
-from tasks.stages.score import figures, summarize
+from tasks.stages.score import figures
 
 
 def corpus(folder, *speakers):

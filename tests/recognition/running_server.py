@@ -68,24 +68,42 @@ def pcm(wave):
 
 
 @contextmanager
-def running(transcriber, *, token=None, log=None, with_text=False, version="1", collect=None, **limits):
-    """A server on a free port of this machine.
+def running(transcriber, *, version="1", **options):
+    """A server of a model called tones.
 
     Args:
         transcriber: Its model.
+        version: The model's.
+        **options: As for `serving`.
+
+    Yields:
+        As `serving`.
+    """
+    metrics = ServeMetrics()
+    switch = ModelSwitch("tones", LoadedModel(version, transcriber, on_batch=metrics.batch))
+    with serving(switch, metrics=metrics, on_end=transcriber.recognizer.model.gate.set, **options) as server:
+        yield server
+
+
+@contextmanager
+def serving(switch, *, metrics=None, token=None, log=None, with_text=False, collect=None, on_end=None, **limits):
+    """A server on a free port of this machine.
+
+    Args:
+        switch: Its model.
+        metrics: Its figures.
         token: What clients show.
         log: File of its log.
         with_text: Whether that has text.
-        version: The model's.
         collect: Folder for doubtful utterances, and below which confidence they are.
+        on_end: Called before it is ended.
         **limits: Its limits.
 
     Yields:
         Its `url`, `port`, `service`, `switch` and `server`.
     """
-    metrics = ServeMetrics()
-    switch = ModelSwitch("tones", LoadedModel(version, transcriber, on_batch=metrics.batch))
-    collector = Collector(collect[0], "tones", metrics, collect[1]) if collect else None
+    metrics = metrics or ServeMetrics()
+    collector = Collector(collect[0], switch.name, metrics, collect[1]) if collect else None
     service = SpeechService(switch, ServeLimits(**limits), token, RequestLog(log, with_text), metrics, collector)
     server = DrainingServer(create_app(service), service)
     listener = listen("127.0.0.1", 0)
@@ -97,7 +115,8 @@ def running(transcriber, *, token=None, log=None, with_text=False, version="1", 
             url=f"http://127.0.0.1:{port}", port=port, service=service, switch=switch, server=server, thread=thread
         )
     finally:
-        transcriber.recognizer.model.gate.set()
+        if on_end is not None:
+            on_end()
         server.should_exit = server.force_exit = True
         thread.join(20)
         switch.current.queue.close(10)

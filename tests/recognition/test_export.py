@@ -259,6 +259,28 @@ def test_sherpa_onnx_recognizes_the_same_words_as_they_come(kind, features, tmp_
     assert words_by_sherpa(tmp_path / "out", spoken) == own
 
 
+@pytest.mark.slow
+def test_trained_transducer_recognizes_the_test_set_in_sherpa_onnx_as_in_its_own_stream(corpus, tmp_path):
+    chunks = {"chunk": ChunkConfig(longest=6)}
+    spec = corpus.spec("conformer", model=tones.bare("conformer").model_copy(update=chunks), system=STATELESS)
+    changes = {**tones.LEARNS, "objective": "transducer", "epochs": 30, "average": 2, "optimizer": {"lr": 1e-2}}
+    bundle = tones.train_here(corpus.job(tmp_path / "job", spec=spec, **changes)).bundle
+    sizes = export_bundle(bundle, tmp_path / "out", chunk_ms=160)["stream"]
+    recognizer = Recognizer.load(bundle, TransducerDecodeConfig(beam=1, times="none"))
+    cfg = FrameStreamConfig(chunk_ms=160, endpoint=EndpointConfig(after_speech_s=0, at_start_s=0, longest_s=3600))
+    spoken = [tones.decode_audio(sample.members["flac"])[0] for sample in corpus.valid]
+    own = []
+    for wave in spoken:
+        stream = FrameStream(recognizer, cfg, RATE)
+        stream.accept(np.pad(wave.numpy(), (0, int(sizes["tail_s"] * RATE))))
+        own.append(" ".join(result.text for result in stream.finish()))
+    said = [word for text in own for word in text.split()]
+    assert len(said) > 12
+    assert len(set(said)) > 4
+    assert words_by_sherpa(tmp_path / "out", spoken) == own
+    assert words_by_sherpa(tmp_path / "out", spoken, int8=True) == own
+
+
 @pytest.mark.parametrize("kind", ["conformer", "conformer transducer"])
 def test_streams_of_sherpa_onnx_are_those_of_this_project_and_do_not_mix(kind, tmp_path):
     """Several at once, at different places of their recordings, each ending at the end of a chunk."""
@@ -290,11 +312,20 @@ def test_script_hears_the_same_in_pieces_of_any_length(features, tmp_path):
     model, speech = onnx_script.Model(tmp_path / "out"), torch.cat(waves()).numpy()
     texts = []
     for size in (100, 1111, len(speech)):
-        stream = onnx_script.Stream(model)
+        stream = onnx_script.ModelStream(model)
         for start in range(0, len(speech), size):
             stream.accept(speech[start : start + size])
         texts.append(stream.text)
     assert texts[0] == texts[1] == texts[2] != ""
+
+
+@pytest.mark.parametrize("model", [LSTM_AHEAD, BLSTM_AHEAD], ids=lambda model: model.kind)
+def test_weights_that_are_used_twice_are_quantized_too(model, tmp_path):
+    """By the chunk, and by the frames after it."""
+    save(tmp_path / "bundle", model.model_copy(update={"dim": 64}), features=HEARD)
+    files = export_bundle(tmp_path / "bundle", tmp_path / "out", chunk_ms=160)["files"]
+    assert files["model.int8.onnx"]["bytes"] < 0.7 * files["model.onnx"]["bytes"]
+    assert files["model.int8.onnx"]["difference"] < 0.2
 
 
 def test_readme_of_a_stream_says_what_reads_it_and_how_late_it_is(tmp_path):

@@ -99,7 +99,7 @@ def decoders(folder):
 @pytest.mark.parametrize("kind", ["greedy", "beam", "tokens", "words", "hot beam", "hot words"])
 @pytest.mark.parametrize("ms", [80, 160, 640])
 def test_stream_finds_what_the_whole_recording_gives_with_the_same_chunks(kind, ms, lm_files):
-    made, samples = recognizer(decoders(lm_files)[kind]), speech(6.0)
+    made, samples = recognizer(decoders(lm_files)[kind]), speech(3.0)
     made.model.offline_chunk = ms // 40
     encoded = made.encode(torch.from_numpy(samples)[None], torch.tensor([len(samples)]))
     (expected,) = made.search(encoded)
@@ -111,7 +111,7 @@ def test_stream_finds_what_the_whole_recording_gives_with_the_same_chunks(kind, 
         *partial, final = streamed(stream, samples, size)
         assert (final.text, final.final, final.segment) == (expected.text, True, 0)
         assert not any(result.final for result in partial)
-        times = made.times(encoded, 0, 0.0, 6.0)
+        times = made.times(encoded, 0, 0.0, 3.0)
         assert_same(final.words, made.timed_words(encoded, 0, expected, times))
 
 

@@ -156,6 +156,7 @@ def test_a_client_with_very_many_connections_loses_its_own_and_no_others(transcr
 
 def test_a_request_that_has_arrived_is_read_before_very_many_connections_are_accepted(transcriber):
     with tones.running(transcriber, connections=8) as server:
+        assert_serves(server)
         held = threading.Event()
         blocking = tones.in_background(tones.on_loop, server, lambda: held.wait(10))
         first = opened(server, REQUEST)

@@ -220,12 +220,15 @@ def test_model_that_came_from_a_pretrained_encoder_holds_all_that_a_further_trai
     assert not find_problems(run.config)
 
 
-@pytest.mark.parametrize("place", ["folder", "file", "memory"])
-def test_pretrained_model_is_found_by_train_init_as_by_model_source(trained, tmp_path, place):
+@pytest.mark.parametrize("place", ["folder", "file", "memory", "s3"])
+def test_pretrained_model_is_found_by_train_init_as_by_model_source(trained, tmp_path, place, request):
     folder = tmp_path / "2"  # no version of a registered model
     write_whisper(folder)
-    place = {"folder": str(folder), "file": folder.as_uri(), "memory": "memory://att/whisper"}[place]
-    if place.startswith("memory"):
+    places = {"folder": str(folder), "file": folder.as_uri(), "memory": "memory://att/whisper"}
+    place = (places | {"s3": "s3://speech/att/whisper"})[place]
+    if place.startswith("s3:"):
+        request.getfixturevalue("s3_server")
+    if place.startswith(("memory:", "s3:")):
         for path in folder.iterdir():
             ObjectStore(place).write(path.name, path.read_bytes())
     given, own = beginning_with(trained, place), with_model(trained, str(folder))

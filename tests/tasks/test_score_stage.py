@@ -5,8 +5,9 @@ import pytest
 
 from speech.scoring import score_sets
 from tasks.dataset.tables import read_table
+from tasks.scores import summarize
 from tasks.stages import score
-from tasks.stages.score import by_corpus, figures, learned_nothing, score_rows, summarize
+from tasks.stages.score import by_corpus, figures, learned_nothing, score_rows
 
 
 def row(name, ref, hyp, speaker="s", domain=""):

@@ -105,8 +105,9 @@ def searched(method="hyperband", train=loss, largest=9, space=SPACE, **fields):
     return study, built
 
 
-def drawn(study):
-    plots = list(study_plots(study))
+def drawn(study, plots=None):
+    """The pictures of all plots of a study, which are drawn unless they are given."""
+    plots = list(study_plots(study)) if plots is None else plots
     assert [plot.name for plot in plots] == (ALL if study.trains else ALL[:3])
     assert all(plot.caption and plot.title for plot in plots)
     return {plot.name: matplotlib.image.imread(io.BytesIO(plot.image)) for plot in plots if plot.image}
@@ -215,9 +216,9 @@ def test_any_study_is_drawn(trials):
         StudyTrial(number, values, state, max(losses, default=9), losses, max(losses, default=0), "x\ny")
         for number, (state, losses) in enumerate(trials)
     ]
-    images = drawn(study)
-    assert ("history" in images) == any(losses for _, losses in trials)
-    assert study_page(study, search_result(study), list(study_plots(study))).endswith("</html>")
+    plots = list(study_plots(study))
+    assert ("history" in drawn(study, plots)) == any(losses for _, losses in trials)
+    assert study_page(study, search_result(study), plots).endswith("</html>")
 
 
 @settings(max_examples=5)

@@ -147,6 +147,7 @@ BEAM = {"decode": "beam", "search": {"minimize": "wer", "space": {"decode.beam":
     [
         ({"minimize": "loss"}, "search.space: decoding changes no loss: set search.minimize=wer"),
         ({"method": "asha"}, "search.method: asha compares trials after a part of their training"),
+        ({"budget": "minutes", "max_budget": 9}, "search.budget counts training, and a search over decode trains"),
         ({"total_budget": 9}, "search.total_budget limits training, and a search over decode trains nothing"),
         ({"parallel": 2}, "search.parallel counts trainings, and a search over decode trains nothing"),
         ({"space": {"decode.beam": [0, 4]}}, "search.space: decode.beam=0 is refused: decode.beam: must be at least 1"),
@@ -277,4 +278,4 @@ def test_a_trial_has_the_configuration_with_its_values_and_epochs_and_without_th
     assert (trial.train.optimizer.kind, trial.train.optimizer.momentum) == ("sgd", 0.5)
     assert trial.train.augment == config.train.augment.model_copy(update={"time_masks": 0})
     whole = config.model_copy(update={"search": None})
-    assert trial_config(config, {}, 9) == whole
+    assert trial_config(config, {}, 9) == trial_config(whole, {}, 9) == whole

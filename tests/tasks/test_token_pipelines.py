@@ -175,8 +175,8 @@ def write_wav2vec2(folder):
 
 
 ENCODERS = {
-    "whisper": (pretrained.write_whisper, "whisper_logmel", "*self_attn.q_proj"),
-    "wav2vec2": (write_wav2vec2, "waveform", "*attention.q_proj"),
+    "whisper": (pretrained.write_whisper, {"kind": "whisper_logmel"}, "*self_attn.q_proj"),
+    "wav2vec2": (write_wav2vec2, {"kind": "waveform", "cmvn": "none"}, "*attention.q_proj"),
 }
 
 
@@ -190,8 +190,9 @@ def encoder(request, tmp_path):
 def test_model_with_a_pretrained_encoder_trains_decodes_and_is_a_bundle(encoder, case, tmp_path, monkeypatch, freeze):
     """With adapters beside the new parts, or with a frozen encoder."""
     model, features, modules = encoder
-    made = case.document(features={"kind": features}, model=model, recognizer=case.recognizer | {"ctc": True})
+    made = case.document(features=features, model=model, recognizer=case.recognizer | {"ctc": True})
     made["data"]["sample_rate"] = 16000
+    made["train"]["augment"] = {"time_masks": 1, "freq_masks": 0}
     made["train"] |= {"freeze": [{"names": ["encoder.*"]}]} if freeze else {"lora": {"rank": 2, "modules": [modules]}}
     monkeypatch.setenv("STARLING_HOME", str(tmp_path / "home"))
     run = Run(parse_config(made), "r")

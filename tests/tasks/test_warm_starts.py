@@ -272,14 +272,27 @@ def test_a_model_that_does_not_fit_is_refused_before_training(home, bundle):
         TRAIN.execute(run)
 
 
-def test_a_bundle_may_be_in_an_object_store(home, bundle):
-    store = ObjectStore("memory://models/m")
+@pytest.mark.parametrize("place", ["memory://models", "s3://speech/models"])
+def test_a_bundle_may_be_in_an_object_store(home, bundle, place, request):
+    if place.startswith("s3:"):
+        request.getfixturevalue("s3_server")
+    store = ObjectStore(f"{place}/m")
     for path in bundle.iterdir():
         store.write_file(path.name, path)
-    run = ready("memory://models/m")
+    run = ready(f"{place}/m")
     assert initial_model(run).source.digest == initial_model(ready(bundle)).source.digest
-    with pytest.raises(StageError, match="memory://models/none is no bundle, it has no model.safetensors"):
-        initial_model(ready("memory://models/none")).source  # noqa: B018
+    with pytest.raises(StageError, match=f"{place}/none is no bundle, it has no model.safetensors"):
+        initial_model(ready(f"{place}/none")).source  # noqa: B018
+
+
+def test_training_begins_with_a_model_on_s3(home, bundle, s3_server):
+    store = ObjectStore("s3://speech/models/champion")
+    for path in bundle.iterdir():
+        store.write_file(path.name, path)
+    run = ready(store.url, optimizer={"lr": 1e-9}, epochs=1)
+    assert TRAIN.execute(run).record["initial"]["model"] == store.url
+    network, before = load_file(run.result("train").store.local_path("model/model.safetensors")), load_bundle(bundle)[1]
+    assert all((network[name] - tensor).abs().max() < 1e-6 for name, tensor in before.state_dict().items())
 
 
 def test_misspelt_patterns_are_refused_before_training(home, bundle):

@@ -1,5 +1,7 @@
 """Networks that read tokens beside frames are trained as acoustic models are: by each strategy, and in part."""
 
+from itertools import product
+
 import pytest
 import torch
 from support import load_beside
@@ -23,7 +25,7 @@ SYSTEMS = {
 }
 FROZEN = ("encoder.subsampling.", "encoder.layers.0.")
 NEW = {"attention": ("decoder.",), "transducer": ("predictor.", "joiner.")}
-FAST = {"scpsgd", "adpsgd", "h-adpsgd"}
+FAST = [("transducer", strategy) for strategy in ("scpsgd", "adpsgd", "h-adpsgd")]
 WHOLE = [kind for kind, config in STRATEGY_CONFIGS.items() if not config.traits.split]
 
 
@@ -69,7 +71,11 @@ def check_frozen(job, run):
 
 
 @pytest.mark.parametrize(
-    "strategy", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in WHOLE]
+    ("kind", "strategy"),
+    [
+        pytest.param(kind, strategy, marks=[] if (kind, strategy) in FAST else pytest.mark.slow)
+        for kind, strategy in product(SYSTEMS, WHOLE)
+    ],
 )
 def test_each_strategy_trains_all_but_what_is_frozen(corpus, tmp_path, kind, strategy):
     job = warm_job(corpus, tmp_path, kind, freeze=[{"names": [f"{part}*" for part in FROZEN]}], **layout(strategy))

@@ -57,7 +57,8 @@ def _adapted(weight: str) -> property:
     def read(module: Any) -> Tensor:
         constant: Tensor = module._buffers[weight]
         a, b = (getattr(module, factor) for factor in factors)
-        return constant + (module.lora_scale * (b @ a)).view(constant.shape)
+        adapted: Tensor = constant + (module.lora_scale * (b @ a)).view(constant.shape)
+        return adapted
 
     return property(read)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hmm_toys import random_model
 
+from speech.hmm import gmm as gmms
 from speech.hmm.gmm import DiagGmm, accumulate, merge, split_targets, update
 from speech.hmm.transforms import FmllrStatistics, MlltStatistics
 
@@ -42,6 +43,25 @@ def test_densities_equal_the_definition():
     expected = [[density(gmm, pdf, frame) for pdf in chosen.tolist()] for frame in frames]
     torch.testing.assert_close(densities.double(), torch.tensor(expected, dtype=torch.float64), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(gmm.log_likelihoods(frames)[:, chosen], densities)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1000.0])
+def test_sums_of_exponentials_are_those_of_torch_to_the_bit(scale):
+    scores = scale * torch.randn(7, 5, 40, generator=torch.Generator().manual_seed(3))
+    scores[2, 1:] = -torch.inf  # padding
+    assert torch.equal(gmms._log_sum_exp(scores.clone()), torch.logsumexp(scores, dim=1))
+
+
+def test_densities_in_parts_equal_those_at_once(monkeypatch):
+    gmm, (frames, _) = mixture(pdfs=30), sample(count=20)
+    at_once = gmm.log_likelihoods(frames)
+    monkeypatch.setattr(gmms, "_CACHED", 2 * 3 * 20)
+    torch.testing.assert_close(gmm.log_likelihoods(frames), at_once)
+    assert gmm.log_likelihoods(frames[:0]).shape == (0, 30)
+
+
+def test_frame_that_no_mixture_explains_has_a_density_that_is_a_number():
+    assert not mixture().log_likelihoods(torch.full((1, 4), 1e20)).isnan().any()
 
 
 def test_statistics_equal_sums_over_single_frames():

@@ -48,9 +48,9 @@ class _Reference:
                 parts += self._section(name, field, 2)
         return "\n".join(parts)
 
-    def _section(self, place: str, field: FieldInfo, level: int) -> Iterator[str]:
-        """The parts of a field that holds other fields."""
-        title = f"{'#' * min(level, 4)} `{place}`\n"
+    def _section(self, place: str, field: FieldInfo, level: int, of: str = "") -> Iterator[str]:
+        """The parts of a field that holds other fields; `of` names the kinds of its owner if others have another one."""
+        title = f"{'#' * min(level, 4)} `{place}`{of}\n"
         choice = choice_of(field) or _choice_of_items(field.annotation)
         what: Any = frozenset(choice.kinds.items()) if choice else _model_of(field.annotation)
         yield title
@@ -99,9 +99,15 @@ class _Reference:
             yield f"**`kind: {kind}`**: {summary(model)}\n"
             if (kind,) in groups:
                 yield _table_of(groups[kind,])
-        sections = {name: field for fields in own.values() for name, field in fields.items() if _is_section(field)}
-        for name, field in sections.items():
-            yield from self._section(f"{place}.{name}", field, level + 1)
+        sections: dict[str, dict[object, list[str]]] = {}  # a field may have other classes in other kinds
+        for kind, fields in own.items():
+            for name, field in fields.items():
+                if _is_section(field):
+                    sections.setdefault(name, {}).setdefault(field.annotation, []).append(kind)
+        for name, classes in sections.items():
+            for those in classes.values():
+                of = f" of {_of_kinds(tuple(those), list(kinds))}" if len(classes) > 1 else ""
+                yield from self._section(f"{place}.{name}", own[those[0]][name], level + 1, of)
 
 
 def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:

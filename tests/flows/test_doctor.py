@@ -30,6 +30,7 @@ def test_doctor_reports_gpus(monkeypatch):
     ((_, state, detail, remedy),) = run_checks(doctor.check_gpu)
     assert (state, remedy) == ("ok", "")
     assert "CPU cores" in detail
+    monkeypatch.setattr("devices.choice._has_driver", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"GPU {number}")

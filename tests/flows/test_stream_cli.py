@@ -90,7 +90,7 @@ def test_options_for_whole_recordings_are_refused(model, recording, options, nam
 def test_model_of_whole_utterances_is_refused_with_a_remedy(recording, tmp_path):
     tiny_bundle(tmp_path / "model")
     result = transcribe(recording, model=tmp_path / "model", code=1)
-    assert "train a conformer with model.chunk" in result.stderr
+    assert "train one with model.chunk" in result.stderr
 
 
 def wav_bytes(wave, channels=1, data_bytes=None, extra=b""):

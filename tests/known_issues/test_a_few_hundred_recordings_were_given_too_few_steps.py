@@ -14,7 +14,9 @@ from tasks.stages.starter import Starter, Survey
 
 def train_section(hours, longest_s=1.0):
     """What it writes for so many hours of training data."""
-    survey = Survey(320, {"train": 320}, 4, 320, 10, hours, 8000, longest_s, sample=200, refused={}, lost=0)
+    counts = {"utterances": 320, "sets": {"train": 320}, "speakers": 4, "words": 320, "different_words": 10}
+    audio = {"hours": hours, "sample_rates": {8000: 200}, "long_s": longest_s, "sample": 200}
+    survey = Survey("en", "", **counts, **audio, refused={}, refused_examples={}, lost=0)
     text = Starter("digits", [FoundSource("sidecar", Path("digits"), "train")], survey).text(Path(), "digits.yaml")
     return yaml.safe_load(text)["train"]
 

@@ -152,7 +152,7 @@ def test_registered_model_transcribes_good_recordings_among_bad(bundle, files, m
     table = model.predict(None, ["/etc/passwd", good, b""])
     assert ["not paths" in table["error"][0], table["error"][1], "is empty" in table["error"][2]] == [True, "", True]
     assert list(table["seconds"]) == [0.0, 0.5, 0.0]
-    with pytest.raises(ValueError, match="not paths"):
+    with pytest.raises(pyfunc_model.RefusedRequest, match="not paths"):
         model.predict(None, ["/etc/passwd"])
 
 

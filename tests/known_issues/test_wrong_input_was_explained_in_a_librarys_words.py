@@ -30,7 +30,10 @@ def here(tmp_path, monkeypatch, home):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("init own/a.wav", "own/a.wav is neither a table (csv, jsonl, parquet, tsv) nor a manifest: give one, or the"),
+        (
+            "init own/a.wav",
+            "own/a.wav is neither a table (arrow, csv, jsonl, parquet, tsv) nor a manifest: give one, or the",
+        ),
         ("init many -o good.yaml/x.yaml", "error: good.yaml: File exists"),
         ("init own", "1 utterance(s) with audio and text were found, and a training needs at least three"),
         ("init few.csv", "1 more cannot be used, such as a (duplicate-id: "),

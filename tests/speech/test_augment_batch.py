@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from configurable.configuration import descriptions
 from speech.features import FEATURES, CmvnStats, LogMelConfig, build_features
 from speech.features.augment import (
     AUGMENTATIONS,
@@ -84,8 +85,8 @@ def test_every_registered_augmentation_is_tested_here():
     for name, configs in CONFIGS.items():
         assert all(type(config) is AUGMENTATIONS[name].config for config in configs)
         assert issubclass(AUGMENTATIONS[name].config, BaseModel)
-        assert all(field.description for field in AUGMENTATIONS[name].config.model_fields.values())
-    assert all(field.description for field in AugmentConfig.model_fields.values())
+        assert descriptions(AUGMENTATIONS[name].config).keys() == AUGMENTATIONS[name].config.model_fields.keys()
+    assert descriptions(AugmentConfig).keys() == AugmentConfig.model_fields.keys()
     assert AugmentConfig(**EVERYTHING).parts().keys() == AUGMENTATIONS.keys()
     assert list(AugmentConfig(**EVERYTHING).parts()) == list(AUGMENTATIONS)
 

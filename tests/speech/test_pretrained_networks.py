@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from speech.features import FbankConfig, LogMelConfig, WaveformConfig, WhisperLogMelConfig
-from speech.features.whisper_logmel import followed_by_silence
 from speech.features.cmvn import frame_mask
+from speech.features.whisper_logmel import followed_by_silence
 from speech.models import MODELS, Wav2Vec2Config, WhisperConfig, build_model
 from speech.models.networks.stages import split_model
 

@@ -241,7 +241,7 @@ def test_model_requires_only_the_packages_it_uses(finished, tmp_path):
     pieces = spec.model_copy(update={"tokenizer": {"kind": "bpe"}})
     beam = spec.model_copy(update={"decode": BeamConfig()})
     common = {"torch", "torchaudio", "numpy", "soundfile", "safetensors", "pydantic", "pandas", "mlflow"}
-    common |= {"silero-vad"}
+    common |= {"silero-vad", "fsspec", "pyarrow"}
     assert names(spec) == common
     assert names(pieces) == {*common, "sentencepiece"}
     assert names(beam) == {*common, "flashlight-text"}

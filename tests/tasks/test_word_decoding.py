@@ -235,7 +235,7 @@ def test_a_search_over_decoding_trains_once_and_finds_what_tuning_finds(continue
     result = run_search(config, "s", "", lambda config: None, execute, SearchDisplay())
     assert executed == [(None, None)]
     assert result["complete"]
-    assert (result["epochs"], result["largest"]) == (0, 0)
+    assert (result["spent"], result["largest"]) == (0, 0)
     trials = Studies().open(config.name).trials
     assert [trial.losses[0] for trial in trials] == [row["wer"] for row in tuned["table"]]
     assert [list(trial.values.values()) for trial in trials] == [[row[name] for name in GRID] for row in tuned["table"]]

@@ -126,7 +126,9 @@ class WhisperEncoder(PretrainedEncoder):
 
     @override
     def num_frames_rule(self) -> Callable[[Tensor], Tensor]:
-        return partial(frames_of, longest=self.cfg.max_frames, silence=self.cfg.silence_frames if self.cfg.silence == "all" else 0)
+        return partial(
+            frames_of, longest=self.cfg.max_frames, silence=self.cfg.silence_frames if self.cfg.silence == "all" else 0
+        )
 
     @override
     def stage(self, layers: range) -> PretrainedStage:

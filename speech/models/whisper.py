@@ -53,7 +53,7 @@ class WhisperConfig(PretrainedConfig):
 
     @property
     def silence_frames(self) -> int:
-        """Feature frames of silence behind an utterance that does not reach the end of the positions: an even number."""
+        """Feature frames of silence behind an utterance, up to the end of the positions: an even number."""
         return 0 if self.silence == "none" else 2 * round(50 * self.silence_s)
 
     @property

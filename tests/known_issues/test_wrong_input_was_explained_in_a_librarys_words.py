@@ -32,7 +32,7 @@ def here(tmp_path, monkeypatch, home):
     [
         (
             "init own/a.wav",
-            "own/a.wav is neither a table (arrow, csv, jsonl, parquet, tsv) nor a manifest: give one, or the",
+            "own/a.wav is neither a table (arrow, csv, jsonl, parquet, tsv) nor a manifest: give one",
         ),
         ("init many -o good.yaml/x.yaml", "error: good.yaml: File exists"),
         ("init own", "1 utterance(s) with audio and text were found, and a training needs at least three"),

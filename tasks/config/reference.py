@@ -49,7 +49,7 @@ class _Reference:
         return "\n".join(parts)
 
     def _section(self, place: str, field: FieldInfo, level: int, of: str = "") -> Iterator[str]:
-        """The parts of a field that holds other fields; `of` names its owner's kinds if it is another field in others."""
+        """The parts of a field that holds other fields; `of` names the kinds in which it is another field."""
         title = f"{'#' * min(level, 4)} `{place}`{of}\n"
         choice = choice_of(field) or _choice_of_items(field.annotation)
         what: Any = frozenset(choice.kinds.items()) if choice else _model_of(field.annotation)

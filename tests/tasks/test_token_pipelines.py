@@ -130,7 +130,7 @@ def test_pruning_changes_the_trainings_address_and_the_joiners_memory_does_not(f
     assert key(joint_mb=3) == key() != key(prune_range=4)
 
 
-@pytest.mark.parametrize("lm", ["ngram", "lstm"])
+@pytest.mark.parametrize("lm", ["ngram", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_model_is_trained_decoded_with_a_language_model_and_registered(finished, tmp_path, monkeypatch, case, lm):
     home = copy_finished(tmp_path / "home")
     give_mlflow(home)
@@ -186,7 +186,7 @@ def encoder(request, tmp_path):
     return {"kind": request.param, "source": write(tmp_path / "pretrained")}, features, modules
 
 
-@pytest.mark.parametrize("freeze", [False, True])
+@pytest.mark.parametrize("freeze", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_model_with_a_pretrained_encoder_trains_decodes_and_is_a_bundle(encoder, case, tmp_path, monkeypatch, freeze):
     """With adapters beside the new parts, or with a frozen encoder."""
     model, features, modules = encoder

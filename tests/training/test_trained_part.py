@@ -235,7 +235,9 @@ def test_frozen_weights_stay_bit_for_bit_with_each_strategy(corpus, tmp_path, st
     assert_frozen(job, train_here(job))
 
 
-@pytest.mark.parametrize("strategy", ["adpsgd", "asgd", "hogwild"])
+@pytest.mark.parametrize(
+    "strategy", ["adpsgd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("asgd", "hogwild"))]
+)
 def test_frozen_weights_stay_bit_for_bit_with_several_learners(corpus, tmp_path, strategy):
     rates = {"layer_decay": 0.8, "epochs": 1, "freeze": [{"names": FROZEN}]}
     job = corpus.job(tmp_path, "conformer", strategy=strategy, nodes=2, **rates)

@@ -18,7 +18,7 @@ from devices.worker_processes import refuse_import_by_workers
 from storage.cache import set_cache_limit
 from storage.objects import ObjectStore
 from storage.stages import StageOutput, stage_key
-from tasks import STAGES
+from tasks import CONDITIONS, STAGES
 from tasks.config.credentials import export_credentials
 from tasks.config.home import home, objects_url, own_disks_named
 from tasks.config.pipeline import PipelineConfig, RunnerConfig
@@ -64,23 +64,9 @@ def get_stage(name: str) -> "Stage[Any]":
     return stage
 
 
-_CONDITIONS: dict[str, Callable[[PipelineConfig], bool]] = {
-    "align": lambda config: config.align is not None,
-    "adapt": lambda config: config.features.adapted and config.system.is_trained,
-    "realign": lambda config: config.realign is not None and config.system.is_trained,
-    "restore": lambda config: config.restore is not None and config.system.is_trained,
-    "train": lambda config: config.system.is_trained,
-    "lm": lambda config: config.lm is not None,
-    "rescoring": lambda config: config.rescoring is not None,
-    "graph": lambda config: config.decoder.makes_graph,
-}
-"""Whether a configuration has a stage; it has those that are not named here. The modules of the stages import torch,
-MLflow and Prefect, which checks of a configuration do without."""
-
-
 def stages_of(config: PipelineConfig) -> tuple[str, ...]:
     """The stages that a configuration has, in order."""
-    return tuple(name for name in STAGES if name not in _CONDITIONS or _CONDITIONS[name](config))
+    return tuple(name for name, has in CONDITIONS.items() if has(config))
 
 
 @dataclass(frozen=True)

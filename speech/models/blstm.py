@@ -8,7 +8,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from configurable.configuration import Configuration
-from speech.models.config import WITHOUT_CHUNK, ModelConfig
+from speech.models.config import ChunkedModelConfig, ModelConfig
 
 if TYPE_CHECKING:
     from speech.models.networks.base import AcousticModel
@@ -27,12 +27,15 @@ class LatencyConfig(Configuration):
     """Output frames after a chunk that its frames read."""
 
 
-class BlstmConfig(ModelConfig):
+class BlstmConfig(ChunkedModelConfig):
     """Bidirectional LSTM, as in the published recipe."""
 
     kind: Literal["blstm"] = "blstm"
     can_be_split: ClassVar[bool] = True
-    streaming: ClassVar[dict[str, Any] | None] = {"chunk": {}}
+    why_unsplit: ClassVar[str] = (
+        "with model.chunk, a BLSTM cannot be split into stages: each would need frames again that the one before has "
+        "sent with another chunk. Use another strategy than pipeline"
+    )
     tiny: ClassVar[dict[str, Any]] = ModelConfig.tiny | {"dim": 24}
     bottleneck: int = Field(default=0, ge=0)
     """Width of the linear bottleneck before the output layer (published: 256); 0 for none."""
@@ -41,32 +44,8 @@ class BlstmConfig(ModelConfig):
 
     @property
     @override
-    def unsplit(self) -> str:
-        if self.chunk is None:
-            return super().unsplit
-        return (
-            "with model.chunk, a BLSTM cannot be split into stages: each would need frames again that the one before "
-            "has sent with another chunk. Use another strategy than pipeline"
-        )
-
-    @property
-    @override
-    def streams(self) -> bool:
-        return self.chunk is not None
-
-    @property
-    @override
     def ahead(self) -> int:
         return self.chunk.ahead if self.chunk else 0
-
-    @override
-    def free_beside(self, source: ModelConfig) -> frozenset[str]:
-        return self.free_fields | ({"chunk"} if self.streams and source.streams else set())
-
-    @property
-    @override
-    def streaming_remedy(self) -> str:
-        return WITHOUT_CHUNK
 
     @override
     def build(self, num_features: int, vocab_size: int) -> AcousticModel:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
+from typing_extensions import override
 
 from configurable.choices import Choice
 from configurable.extras import install_remedy
@@ -15,9 +16,6 @@ from configurable.extras import install_remedy
 if TYPE_CHECKING:
     from speech.features.config import FeatureConfig
     from speech.models.networks.base import AcousticModel
-
-WITHOUT_CHUNK = "was trained without model.chunk, and needs whole utterances: train one with model.chunk={}"
-"""`ModelConfig.streaming_remedy` of kinds that need chunks in training."""
 
 
 class ModelConfig(Choice, ABC):
@@ -137,3 +135,33 @@ class ModelConfig(Choice, ABC):
             num_features: Width of a feature frame.
             vocab_size: Outputs: tokens, the blank included, or tied states.
         """
+
+
+class ChunkedModelConfig(ModelConfig):
+    """Configuration of a network that streams if it was trained for that: with the section `chunk`, of its own."""
+
+    streaming: ClassVar[dict[str, Any] | None] = {"chunk": {}}
+    why_unsplit: ClassVar[str]
+    """Why a network with chunks cannot be split into stages, and the remedy."""
+    if TYPE_CHECKING:
+        chunk: Any
+
+    @property
+    @override
+    def unsplit(self) -> str:
+        return super().unsplit if self.chunk is None else self.why_unsplit
+
+    @property
+    @override
+    def streams(self) -> bool:
+        return self.chunk is not None
+
+    @override
+    def free_beside(self, source: ModelConfig) -> frozenset[str]:
+        # sizes of chunks are those of training and recognition, but what a network that streams computes is another
+        return self.free_fields | ({"chunk"} if self.streams and source.streams else set())
+
+    @property
+    @override
+    def streaming_remedy(self) -> str:
+        return "was trained without model.chunk, and needs whole utterances: train one with model.chunk={}"

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from configurable.configuration import Configuration
-from speech.models.config import WITHOUT_CHUNK, ModelConfig
+from speech.models.config import ChunkedModelConfig, ModelConfig
 
 if TYPE_CHECKING:
     from speech.models.networks.base import AcousticModel
@@ -34,12 +34,15 @@ class ChunkConfig(Configuration):
     Recognition of a stream has chunks of the size that it is asked for."""
 
 
-class ConformerConfig(ModelConfig):
+class ConformerConfig(ChunkedModelConfig):
     """Conformer; about four million parameters with the defaults."""
 
     kind: Literal["conformer"] = "conformer"
     can_be_split: ClassVar[bool] = True
-    streaming: ClassVar[dict[str, Any] | None] = {"chunk": {}}
+    why_unsplit: ClassVar[str] = (
+        "with model.chunk, a Conformer cannot be split into stages, each of which would draw its own chunks: use "
+        "another strategy than pipeline"
+    )
     tiny: ClassVar[dict[str, Any]] = ModelConfig.tiny | {"heads": 2, "kernel": 5, "feed_forward": 2}
     heads: int = Field(default=4, ge=1)
     """Attention heads per layer; `dim` must be a multiple of twice this number."""
@@ -57,31 +60,6 @@ class ConformerConfig(ModelConfig):
         if self.kernel % 2 == 0:
             raise ValueError(f"model.kernel={self.kernel} must be odd")
         return self
-
-    @property
-    @override
-    def unsplit(self) -> str:
-        if self.chunk is None:
-            return super().unsplit
-        return (
-            "with model.chunk, a Conformer cannot be split into stages, each of which would draw its own chunks: use "
-            "another strategy than pipeline"
-        )
-
-    @property
-    @override
-    def streams(self) -> bool:
-        return self.chunk is not None
-
-    @override
-    def free_beside(self, source: ModelConfig) -> frozenset[str]:
-        # sizes of chunks are those of training and recognition, but convolutions of a network that streams are causal
-        return self.free_fields | ({"chunk"} if self.streams and source.streams else set())
-
-    @property
-    @override
-    def streaming_remedy(self) -> str:
-        return WITHOUT_CHUNK
 
     @override
     def build(self, num_features: int, vocab_size: int) -> AcousticModel:

@@ -57,6 +57,11 @@ class WhisperConfig(PretrainedConfig):
         return 0 if self.silence == "none" else 2 * round(50 * self.silence_s)
 
     @property
+    def output_silence(self) -> int:
+        """Those of them that have output frames."""
+        return self.silence_frames if self.silence == "all" else 0
+
+    @property
     @override
     def unsplit(self) -> str:
         if self.silence == "none":

@@ -55,14 +55,15 @@ class WhisperFrontEnd(nn.Module):
         super().__init__()
         self.conv1, self.conv2 = encoder.conv1, encoder.conv2
         self.dropout = Dropout(cfg.dropout)
-        self._longest, self._silence, self._all = cfg.max_frames, cfg.silence_frames, cfg.silence == "all"
+        self._longest, self._silence, self._output_silence = cfg.max_frames, cfg.silence_frames, cfg.output_silence
 
     def forward(self, feats_BTF: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """[B, T, F] and [B] -> [B, ceil(T / 2), D], T with the silence that the encoder hears, and [B]."""
         if feats_BTF.shape[1] == 0:  # a convolution needs a frame to look at
             feats_BTF = feats_BTF.new_zeros(feats_BTF.shape[0], 1, feats_BTF.shape[2])
-        heard = (lengths + self._silence).clamp(max=self._longest) if self._silence else lengths
+        heard = lengths
         if self._silence:
+            heard = (lengths + self._silence).clamp(max=self._longest)
             total = min(self._longest, feats_BTF.shape[1] + self._silence)
             feats_BTF = followed_by_silence(feats_BTF, lengths, total)
         mask_B1T = None
@@ -71,7 +72,7 @@ class WhisperFrontEnd(nn.Module):
         x_BDT = F.gelu(self.conv1(_masked(feats_BTF.transpose(1, 2), mask_B1T)))
         x_BDT = F.gelu(self.conv2(_masked(x_BDT, mask_B1T)))
         positions = sinusoids(x_BDT.shape[2], x_BDT.shape[1], x_BDT.device)
-        frames = frames_of(lengths, self._longest, self._silence if self._all else 0)
+        frames = frames_of(lengths, self._longest, self._output_silence)
         return self.dropout(x_BDT.transpose(1, 2) + positions), frames
 
 
@@ -111,11 +112,10 @@ class WhisperEncoder(PretrainedEncoder):
 
     @override
     def run_layers(self, layers: Iterable[nn.Module], x_BTD: Tensor, lengths: Tensor) -> Tensor:
-        silence = self.cfg.silence_frames // 2
-        if silence >= self.cfg.positions:
+        if self.cfg.silence_frames >= self.cfg.max_frames:
             return run_layers(layers, x_BTD, None)
-        heard = (lengths + silence).clamp(max=self.cfg.positions) if self.cfg.silence == "encoder" else lengths
-        return run_layers(layers, x_BTD, heard)
+        more = (self.cfg.silence_frames - self.cfg.output_silence) // 2  # heard, without outputs
+        return run_layers(layers, x_BTD, (lengths + more).clamp(max=self.cfg.positions) if more else lengths)
 
     @override
     def outputs(self, feats_BTF: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,9 +126,7 @@ class WhisperEncoder(PretrainedEncoder):
 
     @override
     def num_frames_rule(self) -> Callable[[Tensor], Tensor]:
-        return partial(
-            frames_of, longest=self.cfg.max_frames, silence=self.cfg.silence_frames if self.cfg.silence == "all" else 0
-        )
+        return partial(frames_of, longest=self.cfg.max_frames, silence=self.cfg.output_silence)
 
     @override
     def stage(self, layers: range) -> PretrainedStage:

@@ -18,6 +18,8 @@ from tasks.search.methods.random import RandomConfig
 from tasks.search.space import ParameterConfig, Space, SpaceError, Values
 from training.config import TrainConfig
 
+BUDGET_FIELDS = {"epochs": "epochs", "utterances": "max_utterances", "minutes": "max_minutes"}
+"""The field of `train` that ends a training, by what it counts."""
 _RESULT = "trials would no longer be compared on the same validation set"
 _BUDGET = "trials would have different budgets"
 _NO_RESULT = "it has no effect on a trial's result"
@@ -25,7 +27,7 @@ _NOT_SEARCHED = {
     "name": _NO_RESULT,
     "seed": "the best seed is no better configuration",
     "data": _RESULT,
-    **dict.fromkeys(("train.epochs", "train.max_minutes", "train.max_utterances"), _BUDGET),
+    **{f"train.{name}": _BUDGET for name in BUDGET_FIELDS.values()},
     "train.schedule.epochs": "it must fit the budgets",
     "train.seed": "the best seed is no better configuration",
     "search": "a search cannot vary itself",
@@ -162,9 +164,7 @@ def budget_fields(config: Any, budget: int) -> dict[str, float]:
         budget: Of a trial.
     """
     unit = config.search.budget if config.search else "epochs"
-    if unit == "minutes":
-        return {"max_minutes": float(budget)}
-    return {"max_utterances" if unit == "utterances" else "epochs": budget}
+    return {BUDGET_FIELDS[unit]: float(budget) if unit == "minutes" else budget}
 
 
 def trial_config(config: Any, values: Values, budget: int) -> Any:
@@ -283,7 +283,7 @@ def _check_fields(search: SearchConfig) -> None:
 
 def _check_budgets(search: SearchConfig, train: TrainConfig) -> None:
     method, largest = search.method, search.largest(train)
-    for name in ("max_minutes", "max_utterances"):
+    for name in (name for name in BUDGET_FIELDS.values() if name != "epochs"):
         if limit := getattr(train, name):
             raise SpaceError(
                 f"search: train.{name} is {limit:g}, and trials would have different budgets: set train.{name}=0. "

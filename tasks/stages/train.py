@@ -36,6 +36,7 @@ from tasks.engine import know_tasks
 from tasks.figures import percent
 from tasks.locking.slots import training_slot
 from tasks.orchestration.nodes import NodeRuns, node_runs
+from tasks.search.config import BUDGET_FIELDS
 from tasks.stages import progress
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageError, StageResult, note_use
 from tasks.stages.decoder_files import augment_digest
@@ -78,8 +79,8 @@ _IDENTITY = "tracking.json"
 _SEGMENTS = "segments"
 NOT_OF_THE_MODEL = ("source", "revision", "licence", "trained_on")
 """Fields of a pretrained model's configuration of which its digest tells what affects the training."""
-_ENDS = {"epochs": "epoch", "max_utterances": "utterance", "max_minutes": "minute"}
-"""Fields that end a training, and what they count."""
+_ENDS = {name: unit.removesuffix("s") for unit, name in BUDGET_FIELDS.items()}
+"""What each field counts that ends a training."""
 _ADAPTERS = 2
 """Raised when the same `train.lora` would train other adapters: since 2, LSTMs get some, too."""
 _COUNTED = {"epochs": "epoch", "steps": "step", "utterances": "utterances", "unalignable": "unalignable"}

@@ -129,7 +129,7 @@ def _measured(run: Run, recipe: str, recognizer: Recognizer[Any], chunk_ms: floa
 def latency_s(recognizer: Recognizer[Any], chunk_ms: float) -> float:
     """Seconds of a stream's chunk, which has whole output frames, and of the later frames that its network reads."""
     shift = recognizer.spec.frame_ms / 1000
-    return (max(1, round(chunk_ms / 1000 / shift)) + getattr(recognizer.spec.model, "lookahead", 0)) * shift
+    return (max(1, round(chunk_ms / 1000 / shift)) + recognizer.spec.network.ahead) * shift
 
 
 def whole(run: Run, name: str, recognizer: Recognizer[Any], _: float) -> tuple[list[Row], float]:

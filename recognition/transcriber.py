@@ -50,6 +50,11 @@ class SpokenPiece:
     least: float | None = None
     """Confidence of its least certain word; None without words whose times were asked for."""
 
+    @classmethod
+    def of(cls, start: float, seconds: float, text: str, confidence: float, words: Iterable[Word]) -> "SpokenPiece":
+        """A piece whose words have confidences; there are none if their times were not asked for."""
+        return cls(start, seconds, text, confidence, min((word.confidence for word in words), default=None))
+
     @property
     def num_words(self) -> int:
         """Number of its words."""
@@ -113,8 +118,8 @@ class _Part:
     @property
     def spoken(self) -> SpokenPiece:
         """The result without what only the recording's needs."""
-        least = min((word.confidence for word in self.words), default=None)
-        return SpokenPiece(self.start, self.seconds, self.hypothesis.text, self.hypothesis.confidence, least)
+        found = self.hypothesis
+        return SpokenPiece.of(self.start, self.seconds, found.text, found.confidence, self.words)
 
 
 @dataclass

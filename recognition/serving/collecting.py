@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from configurable.files import create_private_file, replace_file, temporary_file
+from configurable.files import create_private_file, replace_file
 from recognition.transcriber import SpokenPiece
 from speech.audio import decode_audio, encode_flac
 from storage.corpora.table import first_rows, table_shape
@@ -184,7 +184,7 @@ class Collector:
         audio = Path("audio") / f"{now:%Y-%m-%d}" / f"{name}.flac"
         for place in (self.folder / "audio", self.folder / audio.parent):
             place.mkdir(exist_ok=True, mode=0o700)
-        _write_private(self.folder / audio, data)
+        create_private_file(self.folder / audio, data)
         text = " ".join(piece.text.split())
         row = [name, audio.as_posix(), text, "", text, f"{piece.confidence:.4f}", f"{piece.seconds:.2f}"]
         try:
@@ -225,13 +225,6 @@ def _folder_bytes(folder: Path) -> int:
             except OSError:  # just removed
                 continue
     return total
-
-
-def _write_private(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all, for its owner only."""
-    with temporary_file(path.parent, subject=str(path), mode=0o600) as (file, temporary):
-        file.write(data)
-        temporary.replace(path)
 
 
 def _line(cells: Iterable[object], separator: str = ",") -> str:

@@ -472,9 +472,11 @@ def guess_encoding(files: Iterable[Path]) -> str:
     """
     left, letters, accents = _GUESSED_BYTES, 0, 0
     for path in files:
+        if left <= 0:
+            break
         try:
             with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-                content = file.read(max(0, left))
+                content = file.read(left)
         except (OSError, EOFError, zlib.error):
             continue  # the reader says so
         left -= len(content)

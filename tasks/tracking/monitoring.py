@@ -10,7 +10,7 @@ chance: with thousands of utterances any difference is significant.
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -246,7 +246,8 @@ def _told(report: MonitorReport, utterances: int) -> MonitorReport:
     changed = [entry for entry in report.comparisons if entry.changed]
     what = f"version {report.version} of {report.model}, {utterances:,} utterances since {report.since}"
     if not changed:
-        return _with(report, "Unchanged", f"{what}: no measure differs from the test sets' as far as `monitor` says")
+        message = f"{what}: no measure differs from the test sets' as far as `monitor` says"
+        return replace(report, outcome="Unchanged", message=message)
     message = f"{what}: not as on the test sets: {'; '.join(entry.text for entry in changed)}"
     payload = {
         **{name: getattr(report, name) for name in ("version", "since", "until")},
@@ -256,11 +257,7 @@ def _told(report: MonitorReport, utterances: int) -> MonitorReport:
         "comparisons": [asdict(entry) for entry in report.comparisons],
     }
     emit(RECOGNITION_CHANGED, report.model, payload)
-    return _with(report, "Changed", message)
-
-
-def _with(report: MonitorReport, outcome: str, message: str) -> MonitorReport:
-    return MonitorReport(**(vars(report) | {"outcome": outcome, "message": message}))
+    return replace(report, outcome="Changed", message=message)
 
 
 def _log_figures(

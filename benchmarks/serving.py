@@ -378,7 +378,7 @@ def beside_bad_clients(bench: Bench, server: Server, streams: int) -> list[Strea
 
 
 def joined(waves: Sequence[Tensor], rate: int, seconds: float) -> list[Clip]:
-    """Join clips, with short pauses, to utterances that last at least so many seconds; the last may be shorter."""
+    """Join clips, with short pauses, to utterances of at least a length in seconds; the last may be shorter."""
     clips: list[Clip] = []
     parts: list[Tensor] = []
     for number, wave in enumerate(waves):

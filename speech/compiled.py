@@ -2,7 +2,8 @@
 
 A function is compiled when it is first called with arguments of some types. The code is kept in `NUMBA_CACHE_DIR`, by
 default in the user's cache folder, by the content of the module's file: copies of this project, such as that in a
-registered model, share it. Where neither that folder nor the module's own can be written, each process compiles anew.
+registered model, share it. If neither that folder nor the module's own can be written, every process compiles for
+itself.
 """
 
 from __future__ import annotations

@@ -194,9 +194,8 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in sockets or ():
-            listener.listen(
-                _QUEUED
-            )  # asyncio's backlog is both: what waits in the kernel, and what is accepted at once
+            # asyncio's backlog is both: what waits in the kernel, and what is accepted at once
+            listener.listen(_QUEUED)
 
     @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -227,7 +226,7 @@ def allow_files(needed: int, instead: str) -> None:
 
     Args:
         needed: How many.
-        instead: What helps if so many are not allowed, for the message.
+        instead: What helps if that is too many for the system, for the message.
 
     Raises:
         ValueError: They are not.

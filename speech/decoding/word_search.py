@@ -83,9 +83,8 @@ class WordSearch(ABC):
         other = copy(self)
         other._options, other._one_at_a_time = options, threading.Lock()
         native = other._with_hot_words(options)
-        if (
-            self._hot and options.lm_weight != self._options.lm_weight
-        ):  # the index has their sum with the weighted model
+        # with hot words, the index has the sum of what they add and of the weighted model
+        if self._hot and options.lm_weight != self._options.lm_weight:
             other._index(self._spellings)
         other._native = other._build(native)
         return other

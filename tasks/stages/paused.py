@@ -96,7 +96,7 @@ def continue_paused(paused: StageOutput, training: StageOutput, journal: Path) -
         journal: The longer one's journal; gets the lines of the shorter one.
 
     Returns:
-        Whether it does; otherwise it starts anew, or is one that was interrupted.
+        Whether it does. If not, it starts from the beginning, or resumes an attempt that was interrupted.
     """
     if find_checkpoint(training.store, training.key) is not None:
         return False  # it was interrupted, and resumes

@@ -104,7 +104,7 @@ class SelfAttention(nn.Module):
 
         Args:
             x_BTD: The frames of the chunk.
-            memory: Keys and values of the frames before it [B, H, frames, K]; so many are remembered after it, too.
+            memory: Keys and values of the frames before it [B, H, frames, K]; after it, as many frames are remembered.
             key_mask: As for `attend`, of the frames that are remembered and those of the chunk.
         """
         q, k, v = self._heads(x_BTD)

@@ -30,6 +30,7 @@ _READ_BYTES = 1 << 20
 _REQUEST_S, _LONGEST_REQUEST_S = 10, 80
 _LEAST_POINTS = 50
 _SLOWEST_S = 15.0
+_CONNECT_S = 60.0
 _ABANDON_S = 2.0
 """Seconds that a stage which failed waits for MLflow."""
 _log = logging.getLogger(__name__)
@@ -102,14 +103,17 @@ class Sender:
 
         Raises:
             MlflowException: If MLflow cannot be reached.
+            LockTimeoutError: If another sender of this training has been connecting for a minute.
         """
         if self._api is None:
             api = self._connect()
-            run = open_training_run(api, self.about, self.known.run_id)
-            if run.info.run_id != self.known.run_id:
-                self.known = Acknowledged(self.about.training, str(run.info.run_id))
-                self._rewind()
-                self.known.save(self.note)
+            # the register stage does not wait for a forwarder that is slow to connect: both would create a run
+            with file_lock(self.note.with_suffix(".lock"), _CONNECT_S):
+                run = open_training_run(api, self.about, self.known.run_id)
+                if run.info.run_id != self.known.run_id:
+                    self.known = Acknowledged(self.about.training, str(run.info.run_id))
+                    self._rewind()
+                    self.known.save(self.note)
             # MLflow's time, so that points that are sent again are equal
             self._api, self._start_ms = api, int(run.info.start_time)
             self._links = ui_links(run)
@@ -277,7 +281,7 @@ class Forwarder:
         return True
 
 
-def send_rest(journal: Path, note: Path, about: TrainingRun, patience_s: float = 60.0) -> str:
+def send_rest(journal: Path, note: Path, about: TrainingRun) -> str:
     """Send what a forwarder could not send; for the register stage, which requires MLflow.
 
     Returns:
@@ -285,8 +289,8 @@ def send_rest(journal: Path, note: Path, about: TrainingRun, patience_s: float =
 
     Raises:
         MlflowException: If MLflow does not accept it.
+        LockTimeoutError: If the training's forwarder has been connecting for a minute.
     """
-    with file_lock(note.with_suffix(".lock"), patience_s):
-        sender = Sender(journal, note, about)
-        sender.drain()
-        return sender.run_id
+    sender = Sender(journal, note, about)
+    sender.drain()
+    return sender.run_id

@@ -29,16 +29,12 @@ def find_rclone() -> str:
     return path
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class S3Server:
     """Serves the folders of `root` as buckets; can be killed and restarted on the same port."""
 
     def __init__(self, root: Path):
+        from flows.servers.services import free_port  # the import configures logging and signals
+
         self.root = root
         self.port = free_port()
         self.endpoint = f"http://127.0.0.1:{self.port}"

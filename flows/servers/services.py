@@ -7,6 +7,7 @@ its own Prefect server (see `flows.servers.prefect_api`), and MLflow works on SQ
 import http.client
 import json
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -35,6 +36,7 @@ ANSWER_S = 2.0
 LOOK_S = 0.1
 """Seconds between two looks at a server that starts."""
 _BACKLOG = 1024
+_PORTS, _PORT_TRIES = range(20000, 32768), 1000
 
 
 class ServiceError(RuntimeError):
@@ -116,10 +118,16 @@ def answers(url: str, timeout_s: float | None = None) -> bool:
 
 
 def free_port() -> int:
-    """A port that is free at the moment."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
+    """A port that is free, for a server that takes seconds to start.
+
+    It is none of those that the system hands out in the meantime, to outgoing connections and to sockets without a
+    port of their own (Linux: from 32768 on).
+    """
+    for _ in range(_PORT_TRIES):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((LOOPBACK, _PORTS[0] + secrets.randbelow(len(_PORTS))))
+            return int(probe.getsockname()[1])
+    raise ServiceError(f"no port of {_PORTS[0]} to {_PORTS[-1]} on {LOOPBACK} is free")
 
 
 def listening() -> socket.socket:
@@ -224,6 +232,7 @@ def start_prefect(
     command += ["--fd", str(listener.fileno())] if listener else ["--host", LOOPBACK, "--port", str(port)]
     command += ["--log-level", "warning", "--lifespan", "on"]
     env = {**prefect_environment(), "PREFECT_API_URL": f"{url}/api", "PREFECT_UI_API_URL": f"{url}/api"}
+    env["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "NOTSET"  # commands silence their own console
     env |= more or {}
     return spawn("prefect", command, url, f"{url}/api/health", env, listener=listener)
 

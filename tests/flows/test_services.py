@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from support import ROOT, processes_naming, wait_until
@@ -75,6 +76,13 @@ def test_other_listener_does_not_count_as_the_service(reply):
         thread.start()
         assert not answers(f"http://127.0.0.1:{server.getsockname()[1]}/", 2)
         thread.join()
+
+
+def test_a_free_port_is_none_that_connections_are_given_before_its_server_listens():
+    handed_out = range(*map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()))
+    ports = [free_port() for _ in range(50)]
+    assert not set(ports) & set(handed_out)
+    assert len(set(ports)) > 40  # servers that start at the same time get different ones
 
 
 def test_nothing_answers_at_a_free_port():

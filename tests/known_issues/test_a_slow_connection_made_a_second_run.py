@@ -1,4 +1,4 @@
-"""A forwarder that was still connecting to MLflow when its training had ended, and the register stage, both created one.
+"""A forwarder that was still connecting to MLflow after its training, and the register stage, both created a run.
 
 A busy machine took more than 20 seconds for the first connection; `starling runs` then listed the run twice.
 """

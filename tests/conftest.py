@@ -194,10 +194,35 @@ SLOWEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the slowest files first."""
+    """Start the slowest files first, and mark as slow the variants of a test that repeat what others of it show."""
     folder = Path(__file__).parent
     places = {folder / name: place for place, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: places.get(item.path, len(SLOWEST)))
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if hasattr(item, "callspec") and not item.get_closest_marker("slow"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for variants in tests.values():
+        for item in repetitions(variants):
+            item.add_marker("slow")
+
+
+def repetitions(variants: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """The variants of a test that the others make dispensable, for tests that must be fast.
+
+    With several parameters every value of each remains, but not every combination. Of a test marked `variants(n)`, only
+    n variants remain, spread evenly.
+    """
+    if (marker := variants[0].get_closest_marker("variants")) is not None:
+        kept = {len(variants) * place // marker.args[0] for place in range(marker.args[0])}
+        yield from (item for place, item in enumerate(variants) if place not in kept)
+        return
+    values: set[tuple[int, str]] = set()
+    for item in variants:
+        own = set(enumerate(item.callspec._idlist))  # type: ignore[attr-defined]
+        if own <= values:
+            yield item
+        values |= own
 
 
 def find_shared_data() -> Path | None:

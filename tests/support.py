@@ -44,7 +44,7 @@ def tiny_document(name="tiny", **fields):
             "schedule": {"warmup_epochs": 0.5},
             "augment": {"time_masks": 1, "freq_masks": 1, "freq_mask_bins": 3},
         },
-        "register": {"accept_untrained": True},  # two epochs do not teach it a word
+        "register": {"accept_untrained": True, "first_max_wer": 9},  # two epochs do not teach it a word
     }
     return document | fields
 

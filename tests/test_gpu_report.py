@@ -17,6 +17,7 @@ def place(tmp_path):
     return Place("cpu", tmp_path / "pack", tmp_path / "report")
 
 
+@pytest.mark.slow
 def test_steps_run_as_processes_and_leave_a_report(place, capsys):
     gpu.run(place, ["libri", "probe"], 120.0)
     text = (place.output / "report.md").read_text()

@@ -115,6 +115,7 @@ def checkout(tmp_path, monkeypatch):
     return root
 
 
+@pytest.mark.slow
 def test_survivors_are_distinguished_from_killed_mutants(checkout, tmp_path, capsys):
     drawn = mutants.at_places(["training/sums.py:2,3"])
     wanted = [change for change in drawn if change.kind == "arithmetic"]

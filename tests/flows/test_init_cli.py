@@ -67,6 +67,7 @@ FOLDERS = {"table": with_table, "text files": with_text_files, "kaldi": with_kal
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
+@pytest.mark.variants(1)
 def test_written_configuration_runs(here, kind):
     folder = here / "My digits"
     FOLDERS[kind](folder)
@@ -214,6 +215,7 @@ def test_a_language_that_the_table_names_is_taken(here):
         ("1 2 3", ""),
     ],
 )
+@pytest.mark.variants(3)
 def test_language_is_guessed_only_if_it_is_clear(text, language):
     assert guess_language(text.split()) == language
 

@@ -63,6 +63,7 @@ def test_the_form_has_only_what_prefects_ui_can_draw(schema):
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.variants(3)
 def test_the_deployed_search_is_accepted_with_every_method(schema, method):
     assert accepted(deployed(method), schema)
 

@@ -18,6 +18,7 @@ from training.strategies.registry import METHODS
 
 @pytest.mark.parametrize("neighbours", ["ring", "random-ring"])
 @pytest.mark.parametrize("strategy", ["adpsgd", "h-adpsgd"])
+@pytest.mark.variants(2)
 def test_average_is_applied_at_next_update_if_exchange_fits_a_step(strategy, neighbours):
     cluster = Cluster(learners=16, per_machine=2 if strategy == "h-adpsgd" else 1, jitter=0.1, link_gbit=10)
     problem = Timing(batches=800, num_bytes=1e6)

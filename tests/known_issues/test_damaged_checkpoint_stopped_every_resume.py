@@ -44,6 +44,7 @@ def damage(store, folder, kind):
 
 
 @pytest.mark.parametrize("kind", ["torn", "never completed", "no model", "no optimizer", "cut", "flipped"])
+@pytest.mark.variants(2)
 def test_damaged_checkpoint_is_skipped(tones, whole, interrupted, tmp_path, kind):
     corpus, undisturbed = whole
     shutil.copytree(interrupted, tmp_path, dirs_exist_ok=True)

@@ -78,6 +78,7 @@ def test_object_says_what_it_needs(disk):
 
 
 @pytest.mark.parametrize("room", [100_000, 400_000, 700_000])
+@pytest.mark.variants(1)
 def test_estimation_of_a_language_model_names_the_full_disk(disk, tmp_path, room):
     rng = np.random.default_rng(1)
     words = [" ".join(f"w{number}" for number in row) for row in rng.integers(0, 3000, (4000, 8)).tolist()]

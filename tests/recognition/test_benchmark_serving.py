@@ -117,6 +117,7 @@ def test_results_of_sherpa_onnx_are_understood():
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.variants(2)
 def test_bad_clients_do_not_disturb_good_ones(server, kind):
     async def beside():
         bad = asyncio.create_task(misbehave(kind, server.port, 30))

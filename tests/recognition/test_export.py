@@ -121,6 +121,7 @@ def words_by_sherpa(folder, waves, int8=False):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.variants(3)
 def test_files_compute_what_the_network_does_and_give_its_words(kind, tmp_path):
     model, system = KINDS[kind]
     save(tmp_path / "bundle", model, system)
@@ -138,6 +139,7 @@ def test_files_compute_what_the_network_does_and_give_its_words(kind, tmp_path):
 @pytest.mark.parametrize("tokens", ["characters", "words"])
 @pytest.mark.parametrize("features", [SHERPA, LogMelConfig(num_mels=20)], ids=lambda features: features.kind)
 @pytest.mark.parametrize("system", [CtcSystem(), STATELESS], ids=lambda system: system.kind)
+@pytest.mark.variants(3)
 def test_sherpa_onnx_recognizes_the_same_words(system, features, tokens, tmp_path):
     save(tmp_path / "bundle", "tdnn", system, features, tokens)
     described = export_bundle(tmp_path / "bundle", tmp_path / "out", int8=False)
@@ -214,6 +216,7 @@ def own_words_of_chunks(bundle, wave, sizes, strict):
 
 
 @pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.variants(3)
 def test_chunks_of_a_file_are_those_of_the_network_and_give_its_words(kind, tmp_path):
     sizes = export_stream(tmp_path, kind, "plain")
     recognizer, speech = Recognizer.load(tmp_path / "bundle"), torch.cat(waves())
@@ -251,6 +254,7 @@ def test_chunks_of_a_file_are_those_of_the_network_and_give_its_words(kind, tmp_
         ("lstm transducer", LogMelConfig(num_mels=20, stride=2)),
     ],
 )
+@pytest.mark.variants(3)
 def test_sherpa_onnx_recognizes_the_same_words_as_they_come(kind, features, tmp_path):
     sizes = export_stream(tmp_path, kind, "sherpa-onnx", features, int8=False)
     spoken = [torch.cat(waves(seed=seed)) for seed in (3, 4)]
@@ -282,6 +286,7 @@ def test_trained_transducer_recognizes_the_test_set_in_sherpa_onnx_as_in_its_own
 
 
 @pytest.mark.parametrize("kind", ["conformer", "conformer transducer"])
+@pytest.mark.variants(1)
 def test_streams_of_sherpa_onnx_are_those_of_this_project_and_do_not_mix(kind, tmp_path):
     """Several at once, at different places of their recordings, each ending at the end of a chunk."""
     sizes = export_stream(tmp_path, kind, "sherpa-onnx", LogMelConfig(num_mels=20))
@@ -307,6 +312,7 @@ def test_streams_of_sherpa_onnx_are_those_of_this_project_and_do_not_mix(kind, t
 
 
 @pytest.mark.parametrize("features", [HEARD, LogMelConfig(num_mels=20, cmvn="none", hop_ms=40, frame_ms=20)])
+@pytest.mark.variants(1)
 def test_script_hears_the_same_in_pieces_of_any_length(features, tmp_path):
     export_stream(tmp_path, "conformer", "plain", features, int8=False)
     model, speech = onnx_script.Model(tmp_path / "out"), torch.cat(waves()).numpy()
@@ -370,6 +376,7 @@ NORMALIZED = {
 
 
 @pytest.mark.parametrize("name", NORMALIZED)
+@pytest.mark.variants(3)
 def test_what_precedes_the_network_is_in_the_graph(name, tmp_path):
     features = NORMALIZED[name]
     spec = save(tmp_path / "bundle", "tdnn", features=features)

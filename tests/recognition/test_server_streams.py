@@ -173,7 +173,8 @@ def test_garbage_does_not_disturb_a_stream_and_an_oversized_message_ends_it(serv
         with suppress(ConnectionClosed):
             connection.send(bytes(3 << 20))
         tones.messages(connection)
-        assert connection.close_code == 1009
+        # the server closes while data still come: the reset may overtake the close frame with the reason
+        assert connection.close_code in (1009, 1006)
     wait_for(lambda: server.service.admission.streams == 0)
 
 

@@ -62,6 +62,7 @@ def reference(encoder, decoder, weight, smoothing, end=0):
 @pytest.mark.parametrize(
     ("weight", "smoothing", "end"), [(0.3, 0.1, 0), (0, 0.2, 0), (0.7, 0, 0), (1, 0, 0), (0, 0, 4)]
 )
+@pytest.mark.variants(3)
 def test_losses_and_gradients_are_those_of_a_plain_reference(weight, smoothing, end):
     encoder, decoder = scores()
     objective = JointAttention(AttentionConfig(ctc_weight=weight, label_smoothing=smoothing), end)

@@ -109,6 +109,7 @@ def real_speech(folder):
 @pytest.mark.parametrize(
     "config", CONFIGS, ids=lambda c: f"{c.kind}{c.num_mels}{'e' * getattr(c, 'use_energy', False)}"
 )
+@pytest.mark.variants(3)
 def test_features_of_real_speech_agree_with_kaldi(config, shared_data):
     differences, clear = [], []
     for wave, rate in real_speech(shared_data):

@@ -207,6 +207,7 @@ def test_features_of_a_stream_are_those_of_the_whole_utterance(cfg, seconds):
 
 
 @pytest.mark.parametrize("cfg", STREAMED, ids=lambda cfg: f"{cfg.kind}-{cfg.cmvn}-{cfg.stride}-{cfg.cmvn_window}")
+@pytest.mark.variants(4)
 def test_stream_of_a_minute_keeps_as_much_as_one_of_ten_seconds(cfg):
     frontend = FrontEnd(cfg, 8000, CmvnStats(cfg.width).add(torch.zeros(2, cfg.width)))
     stream, sizes = FeatureStream(frontend), []

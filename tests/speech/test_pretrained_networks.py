@@ -207,9 +207,10 @@ def test_mixed_precision_gives_about_the_same(kind):
 
 @pytest.mark.parametrize(
     ("kind", "more"),
-    [("whisper", {}), ("whisper", {"silence": "encoder"}), ("whisper", {"silence": "all"}), ("wav2vec2", {})],
+    [("whisper", {}), ("whisper", {"silence": "encoder"}), ("wav2vec2", {}), ("whisper", {"silence": "all"})],
     ids=str,
 )
+@pytest.mark.variants(2)
 def test_compiled_networks_are_one_program_for_batches_of_all_shapes(kind, more):
     torch._dynamo.reset()
     torch.manual_seed(0)

@@ -88,6 +88,7 @@ class StreamingModelContract:
         assert sum(counts) >= (6 - self.looks_ahead) // 2 * 2
         assert max(counts) == 2
 
+    @pytest.mark.slow
     def test_state_after_a_minute_is_as_large_as_after_ten_seconds(self):
         model = self.build()
         feats = random_features(6000)

@@ -206,6 +206,7 @@ def drawn_texts():
 
 
 @pytest.mark.parametrize("width", [2, 3])
+@pytest.mark.variants(1)
 def test_pruned_training_lowers_the_loss_over_all_alignments(width):
     network, read, given = drawn_texts()
     network.prune(width)

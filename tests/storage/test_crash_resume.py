@@ -81,6 +81,7 @@ def assert_nothing_is_half_published(folder):
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.variants(1)
 def test_killed_writer_resumes_to_the_same_bytes(tmp_path, undisturbed, seed):
     kept = 0
     for kill in range(2):

@@ -24,6 +24,7 @@ def streaming(finished, tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_rows_have_the_scores_of_the_run_and_the_latency_of_each_chunk(streaming):
     offline, *streams = measure(streaming, "recipe", chunks_ms=(160, 640))
     scored = streaming.result("score").record["sets"]["test"]

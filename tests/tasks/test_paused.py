@@ -77,6 +77,7 @@ def test_a_continued_training_gives_the_model_and_curves_of_one_that_was_not_int
     assert paused_output(longer.store, result.key).record() is None
 
 
+@pytest.mark.slow
 def test_a_training_that_paused_within_an_epoch_is_continued_without_what_that_epoch_had_given(finished, home):
     limit = finished.result("train").counts["utterances"] // EPOCHS + 1  # ends with the second epoch's first batch
     short = ready(EPOCHS, TrialPart(keep=True), max_utterances=limit)
@@ -98,6 +99,7 @@ def test_a_training_that_paused_within_an_epoch_is_continued_without_what_that_e
     assert [entry["step"] for entry in entries if entry["kind"] == "valid"] == [3, 6]
 
 
+@pytest.mark.slow
 def test_a_training_whose_paused_part_is_damaged_or_gone_starts_anew(finished, home):
     short = ready(1, TrialPart(keep=True))
     paused = paused_output(short.store, TRAIN.execute(short).key)

@@ -31,6 +31,7 @@ VALID = {"kind": "valid", "step": 9, "epoch": 1, "valid_loss": 1.0, "valid_wer":
         [{"kind": "step", "step": 1, "epoch": 0.1}, VALID],  # of no learner
     ],
 )
+@pytest.mark.variants(3)
 def test_any_journal_can_be_plotted(tmp_path, journal):
     path = learning_curves(journal, tmp_path / "curves.png")
     image = matplotlib.image.imread(path)

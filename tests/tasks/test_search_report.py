@@ -208,6 +208,7 @@ def test_all_plots_of_a_search_with_rungs_are_drawn():
         [("paused", {1: 1e300}), ("finished", {1: 2.0, 3: -1.0, 9: 1e-300})],
     ],
 )
+@pytest.mark.variants(3)
 def test_any_study_is_drawn(trials):
     study = InMemory()
     values = {"train.optimizer": "adamw", "train.optimizer.lr": 1e-4, "model.layers": 5, "model.dropout": 0.4}
@@ -233,6 +234,7 @@ def test_any_losses_are_drawn(losses, data):
     assert {"history", "parallel"} <= drawn(study).keys()
 
 
+@pytest.mark.slow
 def test_thousands_of_trials_of_many_fields_are_drawn():
     space = {f"model.field_{number}": {"low": 0.0, "high": 1.0} for number in range(8)}
     space["model.many"] = [{"kind": f"a rather long kind {number}"} for number in range(40)]

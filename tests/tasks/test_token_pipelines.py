@@ -131,6 +131,7 @@ def test_pruning_changes_the_trainings_address_and_the_joiners_memory_does_not(f
 
 
 @pytest.mark.parametrize("lm", ["ngram", pytest.param("lstm", marks=pytest.mark.slow)])
+@pytest.mark.variants(1)
 def test_model_is_trained_decoded_with_a_language_model_and_registered(finished, tmp_path, monkeypatch, case, lm):
     home = copy_finished(tmp_path / "home")
     give_mlflow(home)

@@ -58,6 +58,7 @@ def utterance(path, start=0.0, end=None, **fields):
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.variants(3)
 def test_segment_equals_that_part_of_the_recording(recordings, name):
     whole, _ = decode_audio(recordings / f"x.{name}")
     random = np.random.default_rng(0)

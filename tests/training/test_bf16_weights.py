@@ -60,6 +60,7 @@ def test_steps_are_those_of_autocast_bit_for_bit(corpus, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", list(TINY))
+@pytest.mark.variants(2)
 def test_steps_of_divided_batches_are_those_of_autocast_bit_for_bit(corpus, tmp_path, kind):
     both = learners(corpus, tmp_path, kind)
     size = min(batch.inputs.numel() // len(batch.ids) for batch in batches(both[0]))

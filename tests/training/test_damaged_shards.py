@@ -58,6 +58,7 @@ def check_accounts(trained, lost, epochs=3):
 
 
 @pytest.mark.parametrize("kind", ["cut", "altered", "gone"])
+@pytest.mark.variants(1)
 def test_a_shard_damaged_before_the_start_is_left_out(corpus, speech, kind):
     record = damage(speech / "train", 1, kind)
     job = make_job(corpus, speech)

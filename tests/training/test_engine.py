@@ -57,6 +57,7 @@ def test_a_conformer_learns_the_words(trained):
     assert history[-1]["loss"] < 0.1 * history[0]["loss"]
 
 
+@pytest.mark.slow
 def test_a_blstm_learns_the_words(corpus, tmp_path):
     spec = corpus.spec("blstm", model=bare("blstm"))
     run = train_here(corpus.job(tmp_path, spec=spec, epochs=15, optimizer={"lr": 2e-2}, **LEARNS))
@@ -136,6 +137,7 @@ def numbers(job):
 
 
 @pytest.mark.parametrize("stop", ["first", "middle", "end of epoch", "second epoch", "last"])
+@pytest.mark.variants(4)
 def test_stopping_at_any_step_and_resuming_changes_nothing(uninterrupted, corpus, tmp_path, stop):
     whole, options = uninterrupted
     per_epoch = whole.result["step"] // 2
@@ -204,6 +206,7 @@ def test_max_minutes_counts_over_restarts(corpus, tmp_path, exact_training_time)
 
 
 @pytest.mark.parametrize("utterances", [10, 48, 70])
+@pytest.mark.variants(2)
 def test_max_utterances_ends_after_the_batch_that_reaches_it_and_more_utterances_continue_it_exactly(
     corpus, tmp_path, utterances
 ):

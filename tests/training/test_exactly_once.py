@@ -66,6 +66,7 @@ def batches_with(corpus, folder, ids, **changes):
     return trained_ids(ids)[1]["0.0"]
 
 
+@pytest.mark.slow
 def test_order_does_not_depend_on_the_number_of_loader_threads(corpus, tmp_path):
     orders = [
         batches_with(corpus, tmp_path / f"run{n}", tmp_path / f"ids{n}", loader_threads=n, epochs=2) for n in (1, 2, 5)

@@ -98,6 +98,7 @@ def ring(tmp_path):
 
 
 @pytest.mark.parametrize(("neighbours", "wire"), [("ring", "fp32"), ("random-ring", "bf16")])
+@pytest.mark.variants(1)
 def test_four_drifting_learners_stay_close_and_conserve_the_sum(ring, neighbours, wire):
     size = 20_000  # five chunks
     exchanges = ring(4, size=size, neighbours=neighbours, wire=wire)

@@ -115,6 +115,7 @@ def check_that_a_killed_learner_stops_no_other(ring):
         (check_that_a_killed_learner_stops_no_other, 3),
     ],
 )
+@pytest.mark.variants(1)
 def test_learners_go_on_without_each_other_and_conserve_the_sum(check, count, tmp_path):
     with peer_ring(count, "emulated", tmp_path) as ring:
         check(ring)

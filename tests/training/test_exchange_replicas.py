@@ -195,6 +195,7 @@ def never_writes(header):
 
 
 @pytest.mark.parametrize("answer", [dies_in_the_middle, has_infinities, never_writes])
+@pytest.mark.variants(1)
 def test_next_neighbour_is_asked_after_a_failed_fetch(nodes, answer):
     neighbour, newcomer = nodes.train(nodes.make(1)), nodes.make(0)
     with emulated_neighbour(answer) as endpoint:

@@ -97,6 +97,7 @@ def refuse(*_):
 
 
 @pytest.mark.usefixtures("torch_threads")
+@pytest.mark.variants(1)
 def test_batches_and_draws_equal_those_of_threads_bit_for_bit(corpus, tmp_path, monkeypatch):
     job = corpus.job(tmp_path, augment=AUGMENT)
     rows = np.random.default_rng(1).permutation(48)

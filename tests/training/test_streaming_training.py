@@ -19,6 +19,7 @@ def streaming_spec(corpus, **changes):
 
 
 @pytest.mark.parametrize("stop", [1, 3])
+@pytest.mark.variants(1)
 def test_stopping_and_resuming_draws_the_same_chunks(corpus, tmp_path, stop):
     spec = streaming_spec(corpus)
     whole = train_here(corpus.job(tmp_path / "whole", spec=spec, epochs=1))

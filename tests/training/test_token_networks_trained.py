@@ -25,7 +25,7 @@ SYSTEMS = {
 }
 FROZEN = ("encoder.subsampling.", "encoder.layers.0.")
 NEW = {"attention": ("decoder.",), "transducer": ("predictor.", "joiner.")}
-FAST = [("transducer", strategy) for strategy in ("scpsgd", "adpsgd", "h-adpsgd")]
+FAST = ("transducer", "adpsgd")
 WHOLE = [kind for kind, config in STRATEGY_CONFIGS.items() if not config.traits.split]
 
 
@@ -73,7 +73,7 @@ def check_frozen(job, run):
 @pytest.mark.parametrize(
     ("kind", "strategy"),
     [
-        pytest.param(kind, strategy, marks=[] if (kind, strategy) in FAST else pytest.mark.slow)
+        pytest.param(kind, strategy, marks=[] if (kind, strategy) == FAST else pytest.mark.slow)
         for kind, strategy in product(SYSTEMS, WHOLE)
     ],
 )
@@ -101,6 +101,7 @@ def test_adapters_of_the_encoder_are_trained_beside_what_is_new(corpus, tmp_path
     check_adapted(kind, job, train_here(job))
 
 
+@pytest.mark.slow
 def test_learners_of_a_pruned_training_average_adapters_and_what_is_new(corpus, tmp_path):
     """The simple joiner is averaged as all weights are, and no bundle has it."""
     lora, objective = {"rank": 2, "modules": ["encoder.*attention*"]}, {"kind": "transducer", "prune_range": 2}

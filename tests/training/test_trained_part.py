@@ -285,6 +285,7 @@ def test_parameters_thaw_after_their_epochs(corpus, tmp_path, optimizer):
     assert unchanged(load_bundle(whole.bundle)[1].state_dict())[True] == {False}
 
 
+@pytest.mark.slow
 def test_parameters_thaw_in_nodes_of_several_learners(corpus, tmp_path):
     freeze, kind = [{"names": FROZEN, "until": 1}], {"strategy": "scpsgd", "learners_per_node": 2}
     job = corpus.job(tmp_path, "conformer", epochs=2, freeze=freeze, average=1, checkpoint_steps=1000, **kind)
@@ -293,6 +294,7 @@ def test_parameters_thaw_in_nodes_of_several_learners(corpus, tmp_path):
 
 
 @pytest.mark.parametrize("stop", [2, 5])
+@pytest.mark.variants(1)
 def test_adapters_resume_where_they_stopped(corpus, tmp_path, stop):
     options = {"kind": "conformer", "epochs": 2, "init": "another", "lora": LORA, "new_lr": 4.0, "ema": 0.9}
 

@@ -65,6 +65,7 @@ def long_text():
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+@pytest.mark.variants(1)
 def test_damaged_archive_is_read_up_to_the_damage(tmp_path, pack, monkeypatch):
     monkeypatch.setattr("speech.lm.sources._BLOCK_BYTES", 4000)
     ending = {gzip: "gz", bz2: "bz2", lzma: "xz"}[__import__(pack.__module__)]

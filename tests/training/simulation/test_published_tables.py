@@ -81,6 +81,7 @@ hours = functools.cache(functools.partial(straggler_hours, steps=40))
 
 @pytest.mark.parametrize("row", [1, 2, 3], ids=["2x", "10x", "100x"])
 @pytest.mark.parametrize("strategy", sorted(STRAGGLERS))
+@pytest.mark.variants(4)
 def test_one_slow_learner_of_sixteen(strategy, row):
     """Published: arXiv:1904.04956. Every ratio to the undisturbed epoch is met within 10 %."""
     published = STRAGGLERS[strategy][row] / STRAGGLERS[strategy][0]

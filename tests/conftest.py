@@ -18,6 +18,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from _pytest.unraisableexception import gc_collect_iterations_key
 from hypothesis.internal.conjecture import providers
 
 # Collection creates millions of objects that stay: garbage collection would scan them again and again.
@@ -81,6 +82,7 @@ def _load(name: str) -> ModuleType:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let xdist fork its test processes from an interpreter that has imported the libraries."""
+    config.stash[gc_collect_iterations_key] = 1  # at the end, for errors in destructors: each one takes a second
     if config.getoption("dist", "no") != "no":
         install_forks("1")
 

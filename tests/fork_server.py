@@ -8,6 +8,7 @@ import builtins
 import copy
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib.abc
 import importlib.machinery
@@ -24,6 +25,7 @@ import threading
 import time
 import types
 import warnings
+import weakref
 from pathlib import Path
 from unittest import mock
 
@@ -271,6 +273,12 @@ def import_libraries():
     importlib.import_module("mlflow.utils.requirements_utils")._init_packages_to_modules_map()
     # it evaluates strings at exit, after which Python ends an interrupted process with status 1 instead of the signal
     atexit.unregister(sys.modules["torch._dynamo.utils"].dump_compile_times)
+    for finalizer in list(weakref.finalize._registry):
+        if finalizer.peek()[1] is sys.modules["torch.library"]._del_library:  # it takes a fork 0.05 s to end
+            finalizer.atexit = False
+    schemas = sys.modules["mlflow.store.db.utils"]
+    schemas._get_latest_schema_revision = functools.cache(schemas._get_latest_schema_revision)  # it imports 60 scripts
+    schemas._get_latest_schema_revision()
     ours = Importer()
     inspect.getmodule(import_libraries.__code__)  # inspect caches the files of all modules, which pydantic asks for
     threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
@@ -344,6 +352,7 @@ def leave(module, status):
         status: Exit status.
     """
     threading._shutdown()
+    atexit.unregister(keep_libraries)
     atexit._run_exitfuncs()
     vars(module).clear()
     for stream in (sys.stdout, sys.stderr):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -88,6 +89,10 @@ def align(
     _show(wrong)
     counts = ", ".join(f"{summary[name]:,} {name}" for name in ("aligned", "failed", "quarantined"))
     print_line(f"{counts}; files in {output}")
+    if corpus.alignments:
+        half = statistics.median(alignment.confidence for alignment in corpus.alignments) / 2
+        source = f"{{kind: table, path: {files[-1].resolve()}, min_confidence: {half:.2f}}}"
+        print_line(f"as a source that leaves out confidences below half the median: {source}")
 
 
 def _aligned(model: str, data: Path, overrides: list[str], device: str) -> "AlignedCorpus":

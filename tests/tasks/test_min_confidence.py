@@ -4,13 +4,14 @@ import csv
 from collections import Counter
 
 import pytest
-from support import small_corpus
+from support import small_corpus, tiny_bundle
 
 from storage.corpora import READERS, reader_class
 from tasks.config.pipeline import ConfigError, parse_config
 from tasks.dataset.sources import SourceConfig
 from tasks.dataset.tables import read_table
 from tasks.stages.base import Run
+from tasks.stages.evaluation import evaluation_config
 from tasks.stages.prepare import MANIFEST, PREPARE
 from tasks.stages.quarantined import QuarantineError, left_out_lines
 from tasks.stages.sources import source_problems
@@ -127,6 +128,13 @@ def test_layouts_without_confidences_name_the_table_that_has_them(kind):
         return
     with pytest.raises(ValueError, match=r"starling align MODEL CORPUS -o aligned` writes aligned/utterances.csv"):
         SourceConfig(kind=kind, path="corpus", min_confidence=0.5)
+
+
+def test_an_evaluation_scores_doubtful_utterances_too(table, tmp_path):
+    tiny_bundle(tmp_path / "model")
+    (source,) = configured(table, {"set": "train", "min_confidence": 0.48}).data.sources
+    (scored,) = evaluation_config(tmp_path / "model", "corpus", [source], "").data.sources
+    assert (scored.set, scored.min_confidence) == ("test", 0.0)
 
 
 def test_test_sets_and_folds_have_no_limit():

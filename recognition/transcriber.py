@@ -213,7 +213,7 @@ class Transcriber:
         hot_words: str | Path = "",
         hot_score: float | None = None,
     ) -> None:
-        self.vad = build_vad(vad or default_vad())
+        self.folder, self.vad = folder, build_vad(vad or default_vad())
         if hot_words:
             decode = (decode or own_decoder(folder)).with_hot_words(str(hot_words), hot_score)
         if nbest > 1:

@@ -23,6 +23,7 @@ from speech.features.cmvn import CmvnStats
 from speech.hmm.aligner import Aligner
 from speech.hmm.utterances import make_shards
 from speech.text import NormalizerConfig
+from storage.corpora import Utterance
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from tasks.config.pipeline import PipelineConfig, parse_config
@@ -33,6 +34,7 @@ from tasks.stages.feature_shards import compute_features
 from tasks.stages.features import FEATURES
 from tasks.stages.prepare import PREPARE
 from tasks.stages.shard import SHARD
+from tasks.stages.sources import open_numbered, select
 
 SET = "train"
 
@@ -47,11 +49,26 @@ class AlignedCorpus:
     """Utterances that could not be used at all: unreadable audio, empty transcripts and the like."""
     units: str = "phones"
     """What the units of alignments are: `phones`, or `tokens` of a CTC model."""
+    sources: Sequence[SourceConfig] = ()
+    """What it was read from."""
 
     @property
     def alignments(self) -> list[Alignment]:
         """The alignments, sorted by the names of utterances."""
         return [utterance.alignment for utterance in self.utterances if utterance.alignment is not None]
+
+    def original(self) -> Iterator[tuple[Utterance, AlignedUtterance]]:
+        """The utterances as the corpus has them, in its order, each with what became of it.
+
+        Their confidence is that of the alignment: 0 if there is none.
+        """
+        known = {utterance.id: utterance for utterance in self.utterances}
+        for number, source in enumerate(self.sources):
+            for utterance in select(number, source, open_numbered(number, source)):
+                aligned = known.pop(utterance.id, None)
+                if aligned is not None:
+                    confidence = aligned.alignment.confidence if aligned.alignment else 0.0
+                    yield replace(utterance, confidence=round(confidence, 4)), aligned
 
 
 class CorpusAligner(ABC):
@@ -141,7 +158,7 @@ def align_corpus(
     """
     run = data_run(sources, *aligner.audio, base)
     count = len(ShardIndex.read(run.result("shard").store.child(SET)))
-    corpus = AlignedCorpus(units=aligner.units)
+    corpus = AlignedCorpus(units=aligner.units, sources=sources)
     for utterance in aligner.align(run):
         corpus.utterances.append(utterance)
         report(len(corpus.utterances), count)

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -62,8 +63,9 @@ def align(
 ) -> None:
     """Align transcripts with speech, and report transcripts that are probably wrong.
 
-    Writes words.ctm, phones.ctm (or tokens.ctm), a TextGrid for each utterance, and suspicious.csv. A configuration's
-    model is trained first if necessary.
+    Writes words.ctm, phones.ctm (or tokens.ctm), a TextGrid for each utterance, suspicious.csv, and utterances.csv, a
+    source of a configuration from which min_confidence leaves out doubtful transcripts. A configuration's model is
+    trained first if necessary.
     """
     from speech.alignments import suspicious
 
@@ -87,6 +89,10 @@ def align(
     _show(wrong)
     counts = ", ".join(f"{summary[name]:,} {name}" for name in ("aligned", "failed", "quarantined"))
     print_line(f"{counts}; files in {output}")
+    if corpus.alignments:
+        half = statistics.median(alignment.confidence for alignment in corpus.alignments) / 2
+        source = f"{{kind: table, path: {files[-1].resolve()}, min_confidence: {half:.2f}}}"
+        print_line(f"as a source that leaves out confidences below half the median: {source}")
 
 
 def _aligned(model: str, data: Path, overrides: list[str], device: str) -> "AlignedCorpus":
@@ -129,7 +135,7 @@ def _model_of(config: Any) -> "Iterator[AlignmentModel]":
 
 
 def write_files(corpus: "AlignedCorpus", wrong: "list[tuple[AlignedUtterance, str]]", output: Path) -> list[Path]:
-    """Write CTM files, TextGrids and the report; returns their paths without the TextGrids'.
+    """Write CTM files, TextGrids, the report and the table of all utterances; returns paths without the TextGrids'.
 
     Args:
         corpus: The alignments.
@@ -138,6 +144,7 @@ def write_files(corpus: "AlignedCorpus", wrong: "list[tuple[AlignedUtterance, st
     """
     from configurable.files import replace_file
     from speech.alignments import ctm_lines, distinct_names, textgrid
+    from storage.corpora.table import KNOWN_COLUMNS, write_table
 
     grids = output / "textgrids"
     grids.mkdir(parents=True, exist_ok=True)
@@ -155,7 +162,16 @@ def write_files(corpus: "AlignedCorpus", wrong: "list[tuple[AlignedUtterance, st
         replace_file(grids / _grid_name(alignment.id), textgrid(alignment.duration, of_utterance).encode())
     report = output / "suspicious.csv"
     replace_file(report, _table(wrong).encode())
-    return [*files, report]
+    everything, reasons = output / "utterances.csv", {utterance.id: reason for utterance, reason in wrong}
+    rows = ((utterance, _scored(aligned, reasons)) for utterance, aligned in corpus.original())
+    write_table(everything, rows, list(KNOWN_COLUMNS), ("score", "suspicious"))
+    return [*files, report, everything]
+
+
+def _scored(aligned: "AlignedUtterance", reasons: dict[str, str]) -> dict[str, str]:
+    """Further columns of an utterance: its score, and why it is suspicious, if it is."""
+    score = "" if aligned.alignment is None else f"{aligned.alignment.score:.3f}"
+    return {"score": score, "suspicious": reasons.get(aligned.id, "")}
 
 
 def _grid_name(utterance: str) -> str:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.common import JsonOption, err, friendly
+from configurable.files import file_sha256
+from flows.cli.common import JsonOption, err, friendly, print_line, say
 from flows.cli.configs import complete_path
 from flows.cli.streams import STDIN, ChunkOption, check_options, show_streams
 
 if TYPE_CHECKING:
-    from flows.cli.transcripts import Sink
+    from flows.cli.transcripts import Sink, UtteranceTable
     from recognition.transcriber import Transcriber
 
 
@@ -27,6 +28,7 @@ class Format(StrEnum):
     ctm = "ctm"
     srt = "srt"
     vtt = "vtt"
+    table = "table"
 
 
 class Speakers(StrEnum):
@@ -72,7 +74,10 @@ ModelOption = Annotated[
 FormatOption = Annotated[
     Format,
     typer.Option(
-        "--format", "-f", help="Plain text, one JSON object, or with word times NIST's CTM or subtitles (srt, vtt)."
+        "--format",
+        "-f",
+        help="Plain text, one JSON object, with word times NIST's CTM or subtitles (srt, vtt), or a table of "
+        "utterances with confidences, to train on.",
     ),
 ]
 NbestOption = Annotated[
@@ -146,9 +151,9 @@ def transcribe(
 
     A file that cannot be read is reported and does not stop the others; the exit status is then 1.
     """
-    from flows.cli.transcripts import open_sink
+    from flows.cli.transcripts import UtteranceTable, open_sink
 
-    shown = _shown("json" if json_output else kind.value, nbest)
+    shown = _shown("json" if json_output else kind.value, nbest, files, output)
     check_hot_score(hot_words, hot_score)
     recordings = find_audio(files)
     if stream:
@@ -159,23 +164,70 @@ def transcribe(
     with redirect_stdout(sys.stderr):
         transcriber = _transcriber(model, device, vad, nbest, hot_words, hot_score)
     place = Path(output) if output else None
-    sink = open_sink(shown, place, model, len(recordings) > 1, folder=output.endswith("/"))
+    if shown == Format.table:
+        about = {"vad": vad, "hot_words": hot_words and file_sha256(hot_words), "hot_score": hot_score}
+        sink: Sink = _open_table(Path(output), model, recordings, speakers, transcriber, about)
+    else:
+        sink = open_sink(shown, place, model, len(recordings) > 1, folder=output.endswith("/"))
     failed = _transcribe_all(by_voice(recordings, speakers), transcriber, sink)
+    if isinstance(sink, UtteranceTable):
+        _print_table(sink, len(recordings) - failed)
     if failed or (len(recordings) > 1 and err.is_terminal):
         err.print(f"{len(recordings) - failed} of {len(recordings)} recognized, {failed} failed", highlight=False)
     if failed:
         raise typer.Exit(1)
 
 
-def _shown(kind: str, nbest: int) -> str:
+def _open_table(
+    path: Path,
+    model: str,
+    recordings: list[tuple[Path, Path]],
+    speakers: Speakers,
+    transcriber: "Transcriber",
+    about: dict[str, Any],
+) -> "UtteranceTable":
+    """The table of utterances; says what an interrupted command has done of it."""
+    from flows.cli.transcripts import UtteranceTable
+    from recognition.bundle import bundle_digest
+
+    about = {"model": bundle_digest(transcriber.folder), "speakers": speakers.value, **about}
+    names = [
+        {Speakers.file: str(place), Speakers.folder: _folder_name(path, place), Speakers.one: "speaker"}[speakers]
+        for path, place in recordings
+    ]
+    table = UtteranceTable(model, path, recordings, names, about)
+    if done := sum(table.has(recording) for recording, _ in recordings):
+        say(f"{path}: {done:,} of {len(recordings):,} recordings have been transcribed by an interrupted command")
+    return table
+
+
+def _folder_name(path: Path, place: Path) -> str:
+    """The folder of a recording, relative to the one that was given; the name of that one for those in it."""
+    return str(place.parent) if place.parent.parts else path.resolve().parent.name
+
+
+def _print_table(table: "UtteranceTable", recordings: int) -> None:
+    """How many utterances have which confidence, and how to train on them."""
+    total, *others = table.utterances.items()
+    shares = ", ".join(f"{count:,} of at least {limit:g}" for limit, count in others)
+    print_line(f"{table.path}: {total[1]:,} utterances of {recordings:,} recordings; confidences: {shares}")
+    path = table.path.resolve()
+    print_line(f"as a source of a configuration: {{kind: table, path: {path}, set: train, min_confidence: 0.9}}")
+
+
+def _shown(kind: str, nbest: int, files: list[Path], output: str) -> str:
     """The output format.
 
     Raises:
-        ValueError: It has no place for several hypotheses.
+        ValueError: It has no place for several hypotheses, or a table has no name or no recording to name.
     """
     from flows.cli.transcripts import TIMED
 
-    if nbest > 1 and kind in TIMED:
+    if kind == Format.table and not output.endswith(".csv"):
+        raise ValueError("--format table writes a table that a training can read: give --output NAME.csv")
+    if kind == Format.table and STDIN in files:
+        raise ValueError("--format table names recordings, and standard input has no name: give files or folders")
+    if nbest > 1 and kind in (*TIMED, Format.table):
         raise ValueError(f"--format {kind} shows one hypothesis: give --format json or text with --nbest {nbest}")
     return kind
 
@@ -257,7 +309,14 @@ def _transcribe_all(voices: list[list[tuple[Path, Path]]], transcriber: "Transcr
     failed, empty = 0, 0
     # formats that are made of times need them; JSON has them where the recognizer knows them
     timed = sink.timed or (sink.words and "word times" in transcriber.spec.system.abilities)
-    recordings = [(path, place, voice) for voice, own in enumerate(voices) for path, place in own]
+    together = transcriber.recognizer.adapter is not None  # then what is left of a speaker would be adapted otherwise
+    finished = [all(sink.has(path) for path, _ in own) for own in voices]
+    recordings = [
+        (path, place, voice)
+        for voice, own in enumerate(voices)
+        for path, place in own
+        if not (finished[voice] if together else sink.has(path))
+    ]
     with sink, _progress(len(recordings)) as (show, tell, tick):
         audio = _opened(recordings, show)
         transcripts = transcriber.stream(audio, words=timed, on_seconds=tell)

@@ -1,17 +1,24 @@
 """Output of `starling transcribe`, in any format: to standard output, one file, or one file per recording."""
 
+import errno
+import fcntl
 import json
+import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from configurable.files import publish_file, replace_file, temporary_file
 from recognition.subtitles import ctm, srt, vtt
-from recognition.transcriber import Transcript
+from recognition.transcriber import MAX_SECONDS, Transcript
+from storage.corpora import Utterance
+from storage.corpora.table import write_table
 
 TIMED: dict[str, Callable[[str, Transcript], str]] = {"ctm": ctm, "srt": srt, "vtt": vtt}
 """Formats with word times: functions of a recording's name and its transcript."""
@@ -69,6 +76,10 @@ class Sink(ABC):
     def abandon(self) -> None:
         """Remove partial output after an error."""
         return
+
+    def has(self, path: Path) -> bool:
+        """Whether it has the transcript of a recording already, from a command that was interrupted."""
+        return False
 
     def __enter__(self) -> "Sink":
         return self
@@ -180,6 +191,160 @@ class Folder(Sink):
 
     def close(self) -> None:
         """Do nothing: each file is complete."""
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """What is remembered of a recording: where in the journal, and which version of the file it was."""
+
+    offset: int
+    size: int
+    mtime_ns: int
+
+
+class UtteranceTable(Sink):
+    """Writes a table with a row for each utterance of the recordings: a source of kind `table` for a configuration.
+
+    What is said between two pauses is an utterance; a short recording with one piece of speech is one as a whole. Audio
+    is named, not copied. Finished recordings are noted in a journal beside the table (`NAME.part`), so that a command
+    that was interrupted goes on when it is given again; the table appears when it is complete.
+
+    Args:
+        model: Name of the model.
+        path: The table.
+        recordings: Paths and names of all recordings.
+        speakers: Speaker of each recording.
+        about: What the transcripts depend on; a journal of something else is not used.
+
+    Attributes:
+        utterances: Number of rows, and of those with a confidence of at least each of `LIMITS`; after `close`.
+
+    Raises:
+        ValueError: Another command is writing the table.
+    """
+
+    LIMITS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
+    COLUMNS = ("least_confidence", "model", "model_digest")
+    """Columns besides the utterances' own: confidence of the least certain word, where it is known, and the model."""
+    _FIELDS = ("id", "audio", "start", "end", "text", "speaker", "confidence")
+
+    def __init__(
+        self,
+        model: str,
+        path: Path,
+        recordings: Sequence[tuple[Path, Path]],
+        speakers: Sequence[str],
+        about: Mapping[str, Any],
+    ) -> None:
+        super().__init__("table", model)
+        self.path, self.about, self.utterances = path, {"journal": 1, **about}, dict.fromkeys(self.LIMITS, 0)
+        self._recordings, self._speakers = recordings, speakers
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.journal = path.with_name(f"{path.name}.part")
+        self._file = self.journal.open("ab", buffering=0)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise ValueError(f"another command is writing {path}: wait for its end, or give another --output") from None
+        except OSError:  # some network disks do not support locks
+            pass
+        self._heard = self._read_journal()
+
+    def _read_journal(self) -> dict[str, _Heard]:
+        """The recordings that an interrupted command has finished; a line that it did not finish is removed."""
+        heard: dict[str, _Heard] = {}
+        valid = 0
+        with self.journal.open("rb") as journal:
+            for number, line in enumerate(journal):
+                value = _journal_line(line)
+                if value is None or (number == 0 and value != self.about):
+                    break
+                if number:
+                    heard[value["audio"]] = _Heard(valid, value["size"], value["mtime_ns"])
+                valid += len(line)
+        self._file.truncate(valid)
+        if not valid:
+            self._write(self.about)
+        return heard
+
+    def _write(self, value: dict[str, Any]) -> None:
+        line = json.dumps(value).encode() + b"\n"
+        if self._file.write(line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.journal))
+
+    @override
+    def has(self, path: Path) -> bool:
+        heard, about = self._heard.get(str(path.absolute())), _stat(path)
+        return heard is not None and about == (heard.size, heard.mtime_ns)
+
+    @override
+    def add(self, path: Path, place: Path, transcript: Transcript) -> None:
+        name, (size, mtime_ns) = str(path.absolute()), _stat(path)
+        self._heard.pop(name, None)  # of the recording as it was before
+        if transcript.error:
+            return
+        whole = len(transcript.pieces) == 1 and transcript.seconds <= MAX_SECONDS
+        pieces = [
+            {
+                "start": 0.0 if whole else round(piece.start, 3),
+                "end": None if whole else round(piece.start + piece.seconds, 3),
+                "text": piece.text,
+                "confidence": round(piece.confidence, 4),
+                "least": None if piece.least is None else round(piece.least, 4),
+            }
+            for piece in transcript.pieces
+            if piece.text
+        ]
+        self._heard[name] = _Heard(self._file.seek(0, os.SEEK_END), size, mtime_ns)
+        self._write({"audio": name, "size": size, "mtime_ns": mtime_ns, "pieces": pieces})
+
+    def _rows(self) -> Iterator[tuple[Utterance, dict[str, object]]]:
+        about = {"model": self.model, "model_digest": str(self.about["model"])[:16]}
+        with self.journal.open("rb") as journal:
+            for (path, place), speaker in zip(self._recordings, self._speakers, strict=True):
+                audio = str(path.absolute())
+                if (heard := self._heard.get(audio)) is None:
+                    continue
+                journal.seek(heard.offset)
+                for piece in json.loads(journal.readline())["pieces"]:
+                    for limit in self.LIMITS:
+                        self.utterances[limit] += piece["confidence"] >= limit
+                    name = str(place) if piece["end"] is None else f"{place}-{round(piece['start'] * 1000):08d}"
+                    timed = {field: piece[field] for field in ("start", "end", "confidence")}
+                    utterance = Utterance(name, audio, piece["text"], speaker, "", **timed)
+                    yield utterance, {"least_confidence": piece["least"], **about}
+
+    @override
+    def close(self) -> None:
+        try:
+            write_table(self.path, self._rows(), self._FIELDS, self.COLUMNS)
+            self.journal.unlink(missing_ok=True)
+        finally:
+            self.abandon()
+
+    @override
+    def abandon(self) -> None:
+        self._file.close()  # the journal stays: the same command goes on with it
+
+
+def _journal_line(line: bytes) -> dict[str, Any] | None:
+    """A line of a table's journal; None if it is incomplete."""
+    try:
+        value = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    whole = isinstance(value, dict) and ("journal" in value or {"audio", "size", "mtime_ns", "pieces"} <= value.keys())
+    return value if whole else None
+
+
+def _stat(path: Path) -> tuple[int, int]:
+    """Size and time of change of a file; zeros if there is none."""
+    try:
+        about = path.stat()
+    except OSError:
+        return 0, 0
+    return about.st_size, about.st_mtime_ns
 
 
 def open_sink(kind: str, output: Path | None, model: str, several: bool, folder: bool = False) -> Sink:

@@ -63,6 +63,11 @@ class RejectedEntry(NamedTuple):
     reason: str
     detail: str
 
+    @classmethod
+    def of(cls, entry_id: str, reason: str, detail: str) -> "RejectedEntry":
+        """An entry whose name and detail are printable and not too long."""
+        return cls(printable(entry_id, _LONGEST_ID), reason, printable(detail, _LONGEST_DETAIL))
+
 
 class PassedOver(NamedTuple):
     """Files in the folders of a corpus that are not used.
@@ -96,6 +101,8 @@ class Utterance:
         length: number of bytes of the audio; given together with `offset`.
         row: row of a Parquet file in which the audio is, from 0; None for a separate file.
         column: the column; given together with `row`.
+        confidence: how sure it is that the transcript is right, from 0 to 1, if the corpus provides it; as text if the
+            corpus has something else in its place.
     """
 
     id: str
@@ -115,6 +122,7 @@ class Utterance:
     length: int | None = None
     row: int | None = None
     column: str | None = None
+    confidence: float | str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "speaker", normalize("NFC", self.speaker))  # one speaker, however a table spells it
@@ -185,6 +193,7 @@ class CorpusReader(ABC):
             of all layouts read it.
         HAS_SETS: whether the layout says to which set an utterance belongs, so that `starling init` takes a corpus as a
             whole.
+        CONFIDENCE: where its utterances may have a confidence, in a phrase for messages; empty if they cannot have one.
         OPTIONS: names of its options, besides `tags`, which all have: `remove` the tags of transcripts (default), or
             `keep` them.
         root: absolute path.
@@ -200,6 +209,7 @@ class CorpusReader(ABC):
     LAYOUT: ClassVar[str]
     EXAMPLE: ClassVar[dict[str, str]]
     HAS_SETS: ClassVar[bool] = False
+    CONFIDENCE: ClassVar[str] = ""
     OPTIONS: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(
@@ -318,9 +328,7 @@ class CorpusReader(ABC):
             self.tags.add(tag, count)
 
     def _problem(self, entry_id: str, reason: str, detail: str) -> None:
-        self.problems.append(
-            RejectedEntry(printable(entry_id, _LONGEST_ID), reason, printable(detail, _LONGEST_DETAIL))
-        )
+        self.problems.append(RejectedEntry.of(entry_id, reason, detail))
 
 
 def is_file(path: Path) -> bool:
@@ -411,6 +419,18 @@ def as_number(name: str, value: object) -> float | None:
     if not 0 <= number < math.inf:
         raise ValueError(f"{name} is {text!r}: it must be a number of at least 0")
     return number
+
+
+def as_confidence(value: object) -> float | str | None:
+    """Parse a confidence of a table or manifest: a number from 0 to 1, None if it is missing, or else its text."""
+    text = as_field(value)
+    if not text:
+        return None
+    try:
+        number = as_number("confidence", text)
+    except ValueError:
+        return text
+    return text if number is None or number > 1 else number
 
 
 def overshoot(declared: float, actual: float) -> float:

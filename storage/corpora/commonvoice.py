@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, RequiredValues, Utterance, read_lines
+from storage.corpora.base import (
+    SET_OF_SPLIT,
+    CorpusError,
+    CorpusReader,
+    RequiredValues,
+    Utterance,
+    as_confidence,
+    read_lines,
+)
 
 _PARTS = ("train", "dev", "test")
 _REQUIRED = ("client_id", "path", "sentence")
@@ -27,13 +35,15 @@ class CommonVoiceReader(CorpusReader):
 
     LAYOUT = "Common Voice, a language's folder: `clips/*.mp3`, `train.tsv`, `dev.tsv`, `test.tsv`, `validated.tsv`"
     EXAMPLE: ClassVar[dict[str, str]] = {
-        "train.tsv": "client_id\tpath\tsentence\tlocale\n1f3a\tcommon_voice_en_1.mp3\tGood morning.\ten\n",
+        "train.tsv": "client_id\tpath\tsentence\tlocale\tconfidence\n"
+        "1f3a\tcommon_voice_en_1.mp3\tGood morning.\ten\t0.93\n",
         "test.tsv": "client_id\tpath\tsentence\tlocale\n9c2e\tcommon_voice_en_2.mp3\tGood night.\ten\n",
         "clips/common_voice_en_1.mp3": "",
         "clips/common_voice_en_2.mp3": "",
     }
     HAS_SETS = True
     OPTIONS = frozenset({"tables", "where"})
+    CONFIDENCE = "the column `confidence`"
 
     @classmethod
     def recognises(cls, root: Path) -> bool:
@@ -62,6 +72,7 @@ class CommonVoiceReader(CorpusReader):
             language=row.get("locale") or None,
             domain=row.get("sentence_domain") or None,
             split=split,
+            confidence=as_confidence(row.get("confidence")),
         )
         if utterance:
             yield utterance

@@ -35,12 +35,13 @@ class HuggingFaceReader(CorpusReader):
     LAYOUT = "a data set of Hugging Face: `data/train-00000-of-00002.parquet` and its like, with the audio inside"
     EXAMPLE: ClassVar[dict[str, str]] = {
         "data/train-00000-of-00001.parquet": '{"audio": {"bytes": "RIFF", "path": "a.wav"}, "text": "good morning", '
-        '"speaker_id": "ann"}\n',
+        '"speaker_id": "ann", "confidence": 0.93}\n',
         "data/test-00000-of-00001.parquet": '{"audio": {"bytes": "RIFF", "path": "b.wav"}, "text": "good night", '
-        '"speaker_id": "bob"}\n',
+        '"speaker_id": "bob", "confidence": 0.41}\n',
     }
     HAS_SETS = True
     OPTIONS = TableReader.OPTIONS - {"encoding"}
+    CONFIDENCE = TableReader.CONFIDENCE
 
     @classmethod
     def recognises(cls, root: Path) -> bool:

@@ -13,6 +13,7 @@ from storage.corpora.base import (
     CorpusError,
     CorpusReader,
     Utterance,
+    as_confidence,
     as_number,
     as_text,
     checked_times,
@@ -55,12 +56,14 @@ class LhotseReader(CorpusReader):
         '{"id": "r2", "sources": [{"type": "file", "channels": [0], "source": "b.wav"}], '
         '"sampling_rate": 8000, "num_samples": 48000, "duration": 6.0}\n',
         "supervisions.jsonl": '{"id": "ann-1", "recording_id": "r1", "start": 0.0, "duration": 1.5, "channel": 0, '
-        '"text": "good morning", "speaker": "ann"}\n'
+        '"text": "good morning", "speaker": "ann", "custom": {"confidence": 0.93}}\n'
         '{"id": "bob-1", "recording_id": "r2", "start": 1.0, "duration": 2.0, "channel": 0, '
-        '"text": "good night", "speaker": "bob"}\n',
+        '"text": "good night", "speaker": "bob", "custom": {"confidence": 0.41}}\n',
         "a.wav": "",
         "b.wav": "",
     }
+
+    CONFIDENCE = "the key `confidence` of a supervision, or of its `custom` fields"
 
     @classmethod
     def recognises(cls, root: Path) -> bool:
@@ -152,6 +155,7 @@ class LhotseReader(CorpusReader):
             end=None if whole or end is None else round(end, 6),
             channel=source.channels.index(channel) if several and channel in source.channels else None,
             language=_language(row.get("language")),
+            confidence=_confidence(row),
         )
         if utterance:
             yield utterance
@@ -224,6 +228,11 @@ def _signed(name: str, value: object) -> float:
     if isinstance(value, int | float) and value < 0:
         return -(as_number(name, -value) or 0.0)
     return as_number(name, value) or 0.0
+
+
+def _confidence(row: dict[str, Any]) -> float | str | None:
+    custom = row.get("custom")
+    return as_confidence(row.get("confidence", custom.get("confidence") if isinstance(custom, dict) else None))
 
 
 def _language(value: object) -> str | None:

@@ -12,6 +12,7 @@ from storage.corpora.base import (
     CorpusError,
     CorpusReader,
     Utterance,
+    as_confidence,
     as_number,
     as_text,
     checked_times,
@@ -37,12 +38,15 @@ class NemoReader(CorpusReader):
 
     LAYOUT = "a NeMo manifest: JSON lines with `audio_filepath`, `offset`, `duration`, `text`; tarred or not"
     EXAMPLE: ClassVar[dict[str, str]] = {
-        "manifest.json": '{"audio_filepath": "wav/a.wav", "duration": 6.0, "text": "good morning", "speaker": "ann"}\n'
-        '{"audio_filepath": "wav/b.wav", "offset": 1.0, "duration": 2.0, "text": "good night", "speaker": "bob"}\n',
+        "manifest.json": '{"audio_filepath": "wav/a.wav", "duration": 6.0, "text": "good morning", "speaker": "ann", '
+        '"confidence": 0.93}\n'
+        '{"audio_filepath": "wav/b.wav", "offset": 1.0, "duration": 2.0, "text": "good night", "speaker": "bob", '
+        '"confidence": 0.41}\n',
         "wav/a.wav": "",
         "wav/b.wav": "",
     }
     OPTIONS = frozenset({"tars"})
+    CONFIDENCE = "the key `confidence` of a line"
 
     @classmethod
     def recognises(cls, root: Path) -> bool:
@@ -80,6 +84,7 @@ class NemoReader(CorpusReader):
         fields: dict[str, Any] = {"duration": duration, "start": start, "end": end}
         fields["language"] = first_field(row, ("lang", "language"))
         fields["domain"] = first_field(row, ("domain",))
+        fields["confidence"] = as_confidence(row.get("confidence"))
         if "shard_id" in row:
             member = self._member(str(row["shard_id"]), name, shards)
             if member is None:

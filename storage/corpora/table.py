@@ -1,18 +1,22 @@
 """Tables: CSV, TSV, JSON lines, Parquet or Arrow, one row per utterance."""
 
+import csv
+import io
 import posixpath
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from configurable.files import replacing
 from storage.corpora.base import (
     CorpusError,
     CorpusReader,
     RequiredValues,
     Utterance,
+    as_confidence,
     as_field,
     as_number,
     as_text,
@@ -51,6 +55,11 @@ KNOWN_COLUMNS: dict[str, tuple[str, ...]] = {
     "start": ("start", "offset"),
     "end": ("end",),
     "channel": ("channel",),
+    "confidence": ("confidence",),
+    "offset": ("byte_offset",),
+    "length": ("byte_length",),
+    "row": ("cell_row",),
+    "column": ("cell_column",),
 }
 """Column names of each field in public corpora; the first one present in the table is used."""
 BINARY_TABLES = (".parquet", ".arrow")
@@ -66,7 +75,8 @@ class TableReader(CorpusReader):
     of bytes and path: then the path only names it, and a number in the column `id` is not taken, as it often is that of
     a sentence. The default id is the audio file's stem, with its folders where several files have that stem, and with
     the start time for a segment of a file. A row with `start` and `duration` but no `end` is a segment of that
-    duration, as in NeMo's manifests.
+    duration, as in NeMo's manifests. Audio inside of another file is at `byte_offset` and `byte_length` of a tar, or in
+    `cell_row` and `cell_column` of a Parquet file, as `write_table` writes it.
 
     A CSV or TSV file may be separated by commas, semicolons, tabs or "|", which its header tells. Each line is a row or
     a problem; for cells with line breaks, see `storage.corpora.csv_rows`.
@@ -81,11 +91,13 @@ class TableReader(CorpusReader):
         "CSV, TSV, JSON lines or Parquet, one row per utterance: audio path, text, and optionally speaker, id, split, …"
     )
     EXAMPLE: ClassVar[dict[str, str]] = {
-        "metadata.csv": "audio,text,speaker\nwav/a.wav,good morning,ann\nwav/b.wav,good night,bob\n",
+        "metadata.csv": "audio,text,speaker,confidence\nwav/a.wav,good morning,ann,0.93\n"
+        "wav/b.wav,good night,bob,0.41\n",
         "wav/a.wav": "",
         "wav/b.wav": "",
     }
     OPTIONS = frozenset({"columns", "where", "encoding"})
+    CONFIDENCE = "the column `confidence`, or the one in `options: {columns: {confidence: NAME}}`"
 
     def __init__(
         self, path: str, *, corpus: str = "", domain: str = "", language: str = "en", **options: object
@@ -150,8 +162,9 @@ class TableReader(CorpusReader):
         if isinstance(audio, Path) and not is_file(audio):
             self._problem(label, "missing-audio", f"line {number} of {self.table.name}: {audio} does not exist")
             return None
-        place = {"row": cell.row, "column": column} if cell is not None and cell.inside else {}
         try:
+            inside = cell is not None and cell.inside
+            place = {"row": cell.row, "column": column} if cell is not None and inside else _place_in_file(values)
             return self._build(values, label, str(audio), place)
         except ValueError as error:
             self._problem(label, "bad-line", f"line {number}: {error}")
@@ -178,6 +191,7 @@ class TableReader(CorpusReader):
             end=end,
             channel=None if channel is None else int(channel),
             split=values["split"] or None,
+            confidence=as_confidence(values["confidence"]),
             **place,
         )
 
@@ -369,6 +383,42 @@ class _AnyTable(TableReader):
 
     def _check_header(self, header: list[str], inside: bool = False) -> list[str]:
         return header
+
+
+def _place_in_file(values: Mapping[str, str | None]) -> dict[str, Any]:
+    """Where in its file the audio of a row is, if it is a range of bytes or a cell of another table.
+
+    Raises:
+        ValueError: A number is none.
+    """
+    offset, length, row = (as_number(name, values[name]) for name in ("offset", "length", "row"))
+    if offset is not None and length is not None:
+        return {"offset": int(offset), "length": int(length)}
+    return {"row": int(row), "column": values["column"]} if row is not None and values["column"] else {}
+
+
+def write_table(
+    path: Path, rows: Iterable[tuple[Utterance, Mapping[str, object]]], fields: Sequence[str], more: Sequence[str] = ()
+) -> None:
+    """Write a CSV table that `TableReader` reads as the same utterances; the file appears when it is complete.
+
+    Audio is named, not copied: by absolute paths, and with the place inside of a tar or a Parquet file.
+
+    Args:
+        path: The file; its folder exists.
+        rows: Utterances, each with what it has in further columns.
+        fields: Fields of `KNOWN_COLUMNS` to write.
+        more: Names of the further columns.
+    """
+    with replacing(path, sync=True) as raw:
+        file = io.TextIOWrapper(io.BufferedWriter(cast(io.RawIOBase, raw)), "utf-8", "backslashreplace", newline="")
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*(KNOWN_COLUMNS[name][0] for name in fields), *more])
+        for utterance, others in rows:
+            values = vars(utterance) | {"text": " ".join(utterance.text.split()), "start": utterance.start or None}
+            writer.writerow([*(values[name] for name in fields), *(others.get(name) for name in more)])
+        file.flush()
+        file.detach().detach()  # `replacing` closes it
 
 
 def _rows_of_group(file: "pq.ParquetFile", group: int, leaves: list[str]) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,16 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from storage.corpora.base import AUDIO_SUFFIXES, CorpusError, CorpusReader, Utterance, as_number, as_text, first_field
+from storage.corpora.base import (
+    AUDIO_SUFFIXES,
+    CorpusError,
+    CorpusReader,
+    Utterance,
+    as_confidence,
+    as_number,
+    as_text,
+    first_field,
+)
 from storage.corpora.tars import TarMember, read_member, tar_members
 from storage.safety import UnsafeTarError
 
@@ -42,11 +51,12 @@ class WebDatasetReader(CorpusReader):
     LAYOUT = "uncompressed tars of `KEY.flac` (or wav, mp3, …) with `KEY.json`, `KEY.txt` or `KEY.cls`"
     EXAMPLE: ClassVar[dict[str, str]] = {
         "train-000000.tar/a.flac": "",
-        "train-000000.tar/a.json": '{"text": "good morning", "speaker": "ann"}',
+        "train-000000.tar/a.json": '{"text": "good morning", "speaker": "ann", "confidence": 0.93}',
         "train-000001.tar/b.flac": "",
         "train-000001.tar/b.txt": "good night",
     }
     OPTIONS = frozenset({"text"})
+    CONFIDENCE = "the key `confidence` in `KEY.json`"
 
     def __init__(
         self, path: str, *, corpus: str = "", domain: str = "", language: str = "en", **options: object
@@ -120,6 +130,7 @@ class WebDatasetReader(CorpusReader):
             domain=first_field(fields, ("domain",)),
             split=first_field(fields, ("split",)),
             duration=duration,
+            confidence=as_confidence(fields.get("confidence")),
             offset=audio.offset,
             length=audio.length,
         )

@@ -72,8 +72,11 @@ class DataConfig(Configuration):
             raise ValueError(f"folds {self.folds}, fold {self.fold}: give 2 folds or more, and one of them")
         if self.folds and self.speeds:
             raise ValueError("folds are tested on, too, so they have no copies at other speeds: leave out speeds")
-        if self.folds and any(source.share < 1 for source in self.sources):
-            raise ValueError("folds are tested on, too, so all of their utterances are used: leave out sources.share")
+        if self.folds and any(source.share < 1 or source.min_confidence for source in self.sources):
+            raise ValueError(
+                "folds are tested on, too, so all of their utterances are used: leave out sources.share and "
+                "sources.min_confidence"
+            )
         if self.folds and self.pauses is not None:
             raise ValueError("folds are tested on, too, so they get no pauses: leave out pauses")
         if self.lone_copies and not self.speeds:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from configurable.wording import similar
 from storage.batching import derive_seed
 from tasks.config.data import DataConfig
+from tasks.dataset.sources import SourceConfig
 from tasks.dataset.splits import (
     TRAIN,
     Groups,
@@ -31,6 +32,10 @@ from tasks.dataset.tables import batches
 VALID, TEST = "valid", "test"
 SOURCE = "source"
 """Column of the table of checked utterances: position in `data.sources`."""
+CONFIDENCE = "confidence"
+"""Another one: confidence of the transcript, if it is known."""
+Unused = Counter[tuple[int, str]]
+"""Number of training utterances that are not used, by position of their source and its field that keeps them out."""
 Mask = NDArray[np.bool_]
 
 
@@ -82,8 +87,22 @@ def in_share(identity: str, share: float, seed: int) -> bool:
     return share >= 1 or derive_seed("share", seed, identity) < share * 2**63
 
 
-def leave_out_shares(path: Path, sets: Sets, data: DataConfig, seed: int) -> Counter[int]:
-    """Leave out the training utterances that are not in their source's share; returns their number by source.
+def kept_out_by(source: SourceConfig, identity: str, confidence: float | str | None, seed: int) -> str:
+    """The field of a source that keeps an utterance out of training, `min_confidence` or `share`; empty if none does.
+
+    Args:
+        source: The source.
+        identity: The utterance.
+        confidence: Its confidence; without one, it is not kept out.
+        seed: Seed of the shares.
+    """
+    if isinstance(confidence, float) and confidence < source.min_confidence:
+        return "min_confidence"
+    return "" if in_share(identity, source.share, seed) else "share"
+
+
+def leave_out(path: Path, sets: Sets, data: DataConfig, seed: int) -> Unused:
+    """Leave out the training utterances that fields of their source keep out; returns their numbers.
 
     Args:
         path: The table of checked utterances.
@@ -91,15 +110,16 @@ def leave_out_shares(path: Path, sets: Sets, data: DataConfig, seed: int) -> Cou
         data: The sources.
         seed: Seed of the shares.
     """
-    left = Counter[int]()
-    if all(source.share == 1 for source in data.sources) or TRAIN not in sets.names:
+    left = Unused()
+    if all(source.share == 1 and not source.min_confidence for source in data.sources) or TRAIN not in sets.names:
         return left
     trained = sets.codes == sets.names.index(TRAIN)
-    numbers = source_numbers(path, len(sets.codes))
-    for row, (identity, number) in enumerate(zip(values(path, "id"), numbers.tolist(), strict=True)):
-        if trained[row] and not in_share(identity, data.sources[number].share, seed):
+    numbers = source_numbers(path, len(sets.codes)).tolist()
+    columns = zip(values(path, "id"), values(path, CONFIDENCE), numbers, strict=True)
+    for row, (identity, confidence, number) in enumerate(columns):
+        if trained[row] and (field := kept_out_by(data.sources[number], identity, confidence, seed)):
             sets.codes[row] = -1
-            left[number] += 1
+            left[number, field] += 1
     return left
 
 

@@ -70,6 +70,9 @@ class SourceConfig(Configuration):
     share: float = Field(default=1.0, gt=0, le=1)
     """Share of its training utterances that is used, drawn with the configuration's seed: of old speech beside new, for
     example, so that training goes on without forgetting. Other sets keep all of theirs."""
+    min_confidence: float = Field(default=0.0, ge=0, le=1)
+    """Training utterances whose confidence is lower are left out: doubtful transcripts and pseudo-labels; 0: none are.
+    Other sets keep all of theirs."""
     synthesis: SynthesisConfig | None = None
     """For `synthetic`: amount of speech, and voices."""
 
@@ -95,6 +98,21 @@ class SourceConfig(Configuration):
         if unknown := sorted(given.keys() - known):
             have = ", ".join(sorted(known)) or "none"
             raise ValueError(f"sources of kind {self.kind!r} have no option {unknown[0]!r}; they have: {have}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_min_confidence(self) -> "SourceConfig":
+        if self.min_confidence and (self.kind == "synthetic" or not reader_class(self.kind).CONFIDENCE):
+            raise ValueError(
+                f"utterances of kind {self.kind!r} have no confidence that min_confidence could be compared with: "
+                "`starling align MODEL CORPUS -o aligned` writes aligned/utterances.csv, a source of kind table with "
+                "the same utterances and their confidences"
+            )
+        if self.min_confidence and self.set not in ("", "train"):
+            raise ValueError(
+                f"min_confidence leaves out training utterances, and the set is {self.set!r}: error rates of what a "
+                "model is sure of would be too good. Remove one of them"
+            )
         return self
 
     @field_validator("options")

@@ -89,6 +89,7 @@ def _chosen(sources: Sequence[SourceConfig], split: str, limit: int) -> list[dic
         raise ConfigError(f"there is no set {split!r}: the sources have {', '.join(sets)}{hint}")
     documents = [source.model_dump(mode="json", exclude_defaults=True) for source in chosen]
     for document in documents:
+        document.pop("min_confidence", None)  # of training
         if limit:
             document["limit"] = min(limit, document.get("limit", limit))
         if not split or "set" in document:

@@ -2,12 +2,12 @@
 
 The output is `utterances.parquet` (usable utterances), `text-changes.parquet` (changes to their transcripts) and
 `quarantine.parquet` (unusable utterances, with the reason). The counts add up: read = written + quarantined + unused,
-the last of which are training utterances that are not in their source's share. One bad utterance never stops a corpus;
-too many stop the run.
+the last of which are training utterances that `share` or `min_confidence` of their source leaves out. One bad utterance
+never stops a corpus; too many stop the run.
 """
 
 import hashlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -53,13 +53,15 @@ from tasks.dataset.manifest import (
     write_manifest,
 )
 from tasks.dataset.sets import (
+    CONFIDENCE,
     SOURCE,
     Mask,
     Sets,
+    Unused,
     assign_sets,
     check_strata,
-    in_share,
-    leave_out_shares,
+    kept_out_by,
+    leave_out,
     source_numbers,
 )
 from tasks.dataset.sources import is_name
@@ -92,7 +94,7 @@ _SCHEMA = pa.schema(
 )
 
 
-CHECKED_SCHEMA = _SCHEMA.append(pa.field(SOURCE, pa.int32()))
+CHECKED_SCHEMA = _SCHEMA.append(pa.field(SOURCE, pa.int32())).append(pa.field(CONFIDENCE, pa.float64()))
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,7 @@ def _row(checked: Checked, source: int) -> dict[str, Any]:
     u = checked.utterance
     return {
         SOURCE: source,
+        CONFIDENCE: u.confidence if isinstance(u.confidence, float) else None,
         "id": u.id,
         "set": u.split or "",
         "audio": u.audio,
@@ -203,11 +206,11 @@ def _inputs(run: Run) -> Inputs:
 
 
 def _read_sources(
-    run: Run, refused: Quarantine, numbers: deque[int], readers: list[CorpusReader], left: Counter[int]
+    run: Run, refused: Quarantine, numbers: deque[int], readers: list[CorpusReader], left: Unused
 ) -> Iterator[Utterance]:
     """Utterances of all sources; appends the position of each utterance's source to `numbers`, and finished readers.
 
-    Training utterances that are not in their source's share are counted in `left`, and not even decoded.
+    Training utterances that their source leaves out are counted in `left`, and not even decoded.
 
     Raises:
         StageError: If a source selects nothing.
@@ -218,8 +221,9 @@ def _read_sources(
         for utterance in select(number, source, reader):
             selected = True
             # others may become validation or test data
-            if source.set == TRAIN and not in_share(utterance.id, source.share, run.config.seed):
-                left[number] += 1
+            field = kept_out_by(source, utterance.id, utterance.confidence, run.config.seed)
+            if source.set == TRAIN and field:
+                left[number, field] += 1
                 continue
             numbers.append(number)
             yield utterance
@@ -231,7 +235,7 @@ def _read_sources(
 
 
 def _check_sources(
-    run: Run, path: Path, refused: Quarantine, prints: Fingerprints | None, left: Counter[int]
+    run: Run, path: Path, refused: Quarantine, prints: Fingerprints | None, left: Unused
 ) -> tuple[int, dict[str, Any]]:
     """Check all utterances and write usable ones to a local table; returns their number, and what was left out."""
     data, numbers, readers = run.config.data, deque[int](), list[CorpusReader]()
@@ -317,8 +321,8 @@ class PrepareRecord(StageRecord):
     """How normalization has changed transcripts."""
     tags: NotRequired[dict[str, int]]
     """Tags that were removed from transcripts."""
-    shares: NotRequired[list[dict[str, Any]]]
-    """For each source of which a share is used: its position, the share, and the utterances that are not in it."""
+    unused: NotRequired[list[dict[str, Any]]]
+    """Training utterances that are left out: position and field of the source, the field's value, and their number."""
     passed_over: NotRequired[dict[str, Any]]
     """Files in the folders of the corpus that belong to no utterance."""
 
@@ -335,14 +339,14 @@ def _prepare(run: Run, output: StageOutput, folder: Path) -> PrepareRecord:
     check_strata(data, CHECKED_SCHEMA.names)
     refused = Quarantine(folder / QUARANTINE)
     prints = Fingerprints(folder / "fingerprints") if data.duplicates.fingerprint else None
-    left = Counter[int]()
-    total, unused = _check_sources(run, checked, refused, prints, left)
+    left = Unused()
+    total, passed = _check_sources(run, checked, refused, prints, left)
     used = first_of_ids(checked)
     _refuse_rows(checked, ~used, refused, lambda _: ("duplicate-id", "an earlier one has this id"))
     _enforce_limit(data, total - int((~used).sum()), refused, output.store)
     _check_each_source(checked, used, data, refused, output.store, left)
     sets = assign_sets(checked, used, data, run.config.seed)
-    left += leave_out_shares(checked, sets, data, run.config.seed)
+    left += leave_out(checked, sets, data, run.config.seed)
     doubles = _treat_doubles(run, output, checked, sets, prints, refused)
     refused.publish(output.store)
     speakers = SetSpeakers(checked, sets)
@@ -360,25 +364,24 @@ def _prepare(run: Run, output: StageOutput, folder: Path) -> PrepareRecord:
         **doubles,
         "shared_speakers": speakers.record(),
         "text": text,
-        **unused,
-        **({"shares": _shares(data, left)} if any(source.share < 1 for source in data.sources) else {}),
+        **passed,
+        **({"unused": _unused(data, left)} if left else {}),
         **about,
     }
     return cast("PrepareRecord", record)
 
 
 def _counts(written: int, quarantined: int, left: int) -> dict[str, int]:
-    """The stage's counts: read = written + quarantined + unused, of which the last are there with shares only."""
+    """The stage's counts: read = written + quarantined + unused; the last is there only if there are any."""
     counts = {"read": written + quarantined + left, "written": written, "quarantined": quarantined}
     return counts | ({"unused": left} if left else {})
 
 
-def _shares(data: DataConfig, left: Counter[int]) -> list[dict[str, Any]]:
-    """For each source of which a share is used: its position, the share, and the utterances that are not in it."""
+def _unused(data: DataConfig, left: Unused) -> list[dict[str, Any]]:
+    """Training utterances that are left out, by source and by its field that leaves them out."""
     return [
-        {"source": number, "share": source.share, "unused": left[number]}
-        for number, source in enumerate(data.sources)
-        if source.share < 1
+        {"source": number, "field": field, "value": getattr(data.sources[number], field), "utterances": count}
+        for (number, field), count in sorted(left.items())
     ]
 
 
@@ -399,21 +402,22 @@ def _enforce_limit(data: DataConfig, usable: int, refused: Quarantine, store: Ob
 
 
 def _check_each_source(
-    path: Path, used: Mask, data: DataConfig, refused: Quarantine, store: ObjectStore, left: Counter[int]
+    path: Path, used: Mask, data: DataConfig, refused: Quarantine, store: ObjectStore, left: Unused
 ) -> None:
     """Check that each source has a usable utterance: without its set, another one would be divided instead.
 
     Raises:
-        QuarantineError: If all utterances of a source are quarantined, or none is in its share.
+        QuarantineError: If all utterances of a source are quarantined or left out.
     """
     present = set(source_numbers(path, len(used))[used].tolist())
     for number, source in enumerate(data.sources):
         if number not in present:
             refused.publish(store)
-            if left[number]:
+            if fields := [name for name in ("min_confidence", "share") if left[number, name]]:
+                limits = " and ".join(f"{name} {getattr(source, name):g}" for name in fields)
+                change = "lower min_confidence" if "min_confidence" in fields else "raise it"
                 raise QuarantineError(
-                    f"data.sources.{number}: share {source.share:g} leaves none of its utterances: raise it, or remove "
-                    "the source"
+                    f"data.sources.{number}: {limits} leaves none of its utterances: {change}, or remove the source"
                 )
             what = f", and with it the set {source.set!r}" if source.set else ""
             raise QuarantineError(

@@ -57,12 +57,12 @@ def examples_text(examples: Iterable[tuple[str, str]], count: int) -> str:
 
 
 def left_out_lines(record: dict[str, Any]) -> list[str]:
-    """A line about the tags that were removed from transcripts, and one about files that were passed over, if any.
+    """Lines about unused training utterances, tags that were removed from transcripts, and files that were passed over.
 
     Args:
         record: As `tasks.stages.sources.left_out` returns it, or a stage's record with its fields.
     """
-    lines = []
+    lines = [_unused_line(**entry) for entry in record.get("unused", ())]
     if tags := record.get("tags"):
         named = ", ".join(f"{count:,} {tag}" for tag, count in islice(tags.items(), _TAGS))
         more = f" and {len(tags) - _TAGS} more kinds" if len(tags) > _TAGS else ""
@@ -72,6 +72,11 @@ def left_out_lines(record: dict[str, Any]) -> list[str]:
         named = examples_text(((name, "") for name in passed["first"]), passed["files"])
         lines.append(f"passed over: {counted(passed['files'], 'file')} in the folders of the corpus ({kinds}): {named}")
     return lines
+
+
+def _unused_line(source: int, field: str, value: float, utterances: int) -> str:
+    why = f"have a confidence below {value:g}" if field == "min_confidence" else f"are not in its share of {value:g}"
+    return f"unused: {counted(utterances, 'training utterance')} of data.sources.{source} {why}"
 
 
 def quarantine_lines(output: StageOutput, record: dict[str, Any]) -> list[str]:

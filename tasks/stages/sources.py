@@ -12,7 +12,7 @@ from configurable.wording import nearest
 from speech.synthesis import SynthesizerMissingError
 from speech.synthesis.corpus import SynthesisConfig, synthesize_corpus
 from storage.corpora import Utterance, open_corpus
-from storage.corpora.base import CorpusError, CorpusReader
+from storage.corpora.base import CorpusError, CorpusReader, RejectedEntry
 from storage.corpora.tags import Tags
 from storage.locks import file_lock
 from storage.stages import digest_json
@@ -20,6 +20,7 @@ from tasks.config.home import home
 from tasks.config.mistakes import listed
 from tasks.config.pipeline import ConfigError, PipelineConfig
 from tasks.dataset.sources import SourceConfig
+from tasks.dataset.splits import TRAIN
 from tasks.stages import progress
 from tasks.stages.base import LOCK_WAIT_S, StageError
 
@@ -118,6 +119,41 @@ class _NamedSpeakers:
         ]
 
 
+class _Confidences:
+    """Looks for the confidences that a source's `min_confidence` is compared with.
+
+    Args:
+        number: The source's position in `data.sources`.
+        source: The source.
+        reader: Its reader.
+    """
+
+    def __init__(self, number: int, source: SourceConfig, reader: CorpusReader) -> None:
+        self._place, self._source, self._reader = f"data.sources.{number}", source, reader
+        self._seen = self._given = False
+
+    def problem_with(self, utterance: Utterance) -> str:
+        """Why `min_confidence` cannot be applied to an utterance; empty if it can, or does not apply to its set."""
+        source = self._source
+        if not source.min_confidence or (source.own_split and not source.set and utterance.split not in (None, TRAIN)):
+            return ""
+        confidence = utterance.confidence
+        self._seen, self._given = True, self._given or confidence is not None
+        if isinstance(confidence, float):
+            return ""
+        said = "it has no confidence" if confidence is None else f"its confidence is {confidence!r}"
+        return f"{said}: min_confidence needs a number from 0 to 1"
+
+    def problems(self) -> list[str]:
+        """A message if no utterance has a confidence, after the whole corpus has been seen."""
+        if not self._seen or self._given:
+            return []
+        return [
+            f"{self._place}.min_confidence: the utterances of {self._source.path} have no confidence: add it "
+            f"({self._reader.CONFIDENCE}), or remove the field"
+        ]
+
+
 def select(number: int, source: SourceConfig, reader: CorpusReader) -> Iterator[Utterance]:
     """The utterances selected by a source's fields, with the set that the source assigns, if any.
 
@@ -127,12 +163,17 @@ def select(number: int, source: SourceConfig, reader: CorpusReader) -> Iterator[
         reader: Its reader; entries after the last selected one are not counted among its `problems`.
 
     Raises:
-        ConfigError: At the end, if the corpus has no utterance of a speaker that the source names.
+        ConfigError: At the end, if the corpus has no utterance of a speaker that the source names, or no confidence at
+            all for its `min_confidence`.
     """
-    named, count, rest = _NamedSpeakers(number, source), 0, iter(reader)
+    named, confidences = _NamedSpeakers(number, source), _Confidences(number, source, reader)
+    count, rest = 0, iter(reader)
     for utterance in rest:
         named.see(utterance.speaker)
         if not _selects(source, utterance):
+            continue
+        if wrong := confidences.problem_with(utterance):
+            reader.problems.append(RejectedEntry.of(utterance.id, "bad-confidence", wrong))
             continue
         count += 1
         yield replace(utterance, split=source.set) if source.set or not source.own_split else utterance
@@ -144,7 +185,7 @@ def select(number: int, source: SourceConfig, reader: CorpusReader) -> Iterator[
         if named.found:
             break
     del reader.problems[problems:]
-    if missing := named.problems():
+    if missing := [*named.problems(), *confidences.problems()]:
         raise ConfigError("; ".join(missing))
 
 
@@ -209,15 +250,16 @@ def _of_source(number: int, source: SourceConfig) -> list[str]:
     named, read, selected = _NamedSpeakers(number, source), 0, False
     try:
         reader = open_numbered(number, source)
+        confidences = _Confidences(number, source, reader)
         for read, utterance in enumerate(reader, start=1):
             named.see(utterance.speaker)
-            selected = selected or _selects(source, utterance)
+            selected = selected or (_selects(source, utterance) and not confidences.problem_with(utterance))
             if read == _LOOKED_AT or (selected and named.found):  # the stage `prepare` reads the rest
                 return []
     except (ValueError, RuntimeError, OSError) as error:
         return [str(error) if isinstance(error, ConfigError) else f"data.sources.{number}: {error}"]
     if read:
-        return named.problems() or [selects_nothing(number, source)]
+        return [*named.problems(), *confidences.problems()] or [selects_nothing(number, source)]
     example = f"; the first of {len(reader.problems)} problems: {reader.problems[0].detail}" if reader.problems else ""
     return [
         f"data.sources.{number}: {source.path} has no utterance{example}. `starling corpus inspect` shows what is in it"

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 from command_line import invoke
+from support import small_corpus
 
 from speech.alignments import AlignedUtterance, Alignment, Span
+from storage.corpora import open_corpus
 from tasks.alignment import AlignedCorpus
+from tasks.dataset.sources import SourceConfig
 
 
 @pytest.fixture
@@ -35,6 +38,25 @@ def test_suspicious_utterances_are_shown_with_transcript_and_what_was_heard(corp
     with (tmp_path / "out" / "suspicious.csv").open(newline="") as file:
         rows = {row["id"]: (row["transcript"], row["heard"]) for row in csv.DictReader(file)}
     assert rows == {"low": ("the [cat] sat", "a dog ran"), "bad": ("", "")}
+
+
+def test_all_utterances_are_a_source_from_which_doubtful_ones_can_be_left_out(corpus, tmp_path):
+    table = small_corpus(tmp_path / "corpus", speakers=2, each=2)
+    original = list(open_corpus("table", str(table), corpus="c"))
+    corpus.sources = [SourceConfig(kind="table", path=str(table))]
+    names = [utterance.id for utterance in original]
+    good, bad = (AlignedUtterance(name, "", Alignment(name, (Span("w", 0, 9, 0.75),), (), -0.5)) for name in names[:2])
+    failed = AlignedUtterance(names[2], "", None, "no path")  # and the last one could not be used
+    corpus.utterances = [bad, good, failed]
+    invoke("align", "model", tmp_path, "-o", tmp_path / "out")
+    read = list(open_corpus("table", str(tmp_path / "out" / "utterances.csv"), corpus="c"))
+    assert read == [replace(u, confidence=c) for u, c in zip(original, (0.75, 0.75, 0.0), strict=False)]
+    with (tmp_path / "out" / "utterances.csv").open(newline="") as file:
+        assert [(row["score"], row["suspicious"]) for row in csv.DictReader(file)] == [
+            ("-0.500", ""),
+            ("-0.500", ""),
+            ("", "no path"),
+        ]
 
 
 def test_without_a_recognizer_only_the_transcript_is_shown(corpus, tmp_path):

@@ -10,7 +10,7 @@ from tasks.dataset.sets import in_share
 from tasks.dataset.tables import read_table
 from tasks.stages.base import Run
 from tasks.stages.prepare import MANIFEST, PREPARE
-from tasks.stages.quarantined import QuarantineError
+from tasks.stages.quarantined import QuarantineError, left_out_lines
 from tasks.stages.score import by_corpus, score_rows
 from tasks.stages.shard import SHARD
 
@@ -51,9 +51,12 @@ def test_a_share_of_the_old_speech_is_trained_on_and_the_counts_add_up(home, cor
     unused = trained - kept
     assert some.counts == whole.counts | {"written": whole.counts["written"] - unused, "unused": unused}
     assert some.counts["read"] == sum(some.counts[name] for name in ("written", "quarantined", "unused"))
-    assert some.record["shares"] == [{"source": 1, "share": 0.4, "unused": unused}]
+    assert some.record["unused"] == [{"source": 1, "field": "share", "value": 0.4, "utterances": unused}]
+    assert left_out_lines(some.record) == [
+        f"unused: {unused} training utterances of data.sources.1 are not in its share of 0.4"
+    ]
     assert "unused" not in whole.counts
-    assert "shares" not in whole.record
+    assert "unused" not in whole.record
 
 
 def test_the_seed_draws_the_share_and_a_larger_one_contains_it(home, corpora):

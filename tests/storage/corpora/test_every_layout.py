@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from corpus_contract import LayoutContract, write_audio
 
-from storage.corpora import READERS, reader_class
+from storage.corpora import READERS, open_corpus, reader_class
 from storage.corpora.base import AUDIO_SUFFIXES
+from storage.corpora.table import KNOWN_COLUMNS, write_table
 
 SECONDS = 6.0
 
@@ -81,6 +82,31 @@ class ExampleContract(LayoutContract):
         first, *others = list(reader)
         (path if path.is_dir() else path.parent).joinpath(first.audio).unlink()
         assert list(reader) == [utterance for utterance in others if utterance.audio != first.audio]
+
+    def test_confidences_are_read_if_the_layout_has_a_place_for_them(self, path):
+        confidences = {utterance.confidence for utterance in self.open(path)} - {None}
+        expected = {0.41, 0.93} if reader_class(self.kind).CONFIDENCE else set()
+        assert confidences <= expected
+        assert bool(confidences) == bool(expected)
+
+    def test_what_is_no_confidence_is_kept_as_text_and_stops_nothing(self, tmp_path):
+        folder, files = tmp_path / "corpus", example_of(self.kind)
+        write_example({name: text.replace("0.93", "93") for name, text in files.items()}, folder)
+        path = folder if reader_class(self.kind).recognises(folder) else folder / next(iter(files))
+        reader = self.open(path)
+        confidences = {utterance.confidence for utterance in reader}
+        assert reader.problems == []
+        assert ("93" in confidences) == bool(reader.CONFIDENCE)
+
+    def test_a_table_of_the_utterances_is_read_as_the_same_utterances(self, path, tmp_path):
+        utterances = list(self.open(path, corpus="c"))
+        rows = [(utterance, {"more": number}) for number, utterance in enumerate(utterances)]
+        write_table(tmp_path / "table.csv", rows, list(KNOWN_COLUMNS), ["more"])
+        reader = open_corpus("table", str(tmp_path / "table.csv"), corpus="c")
+        assert list(reader) == utterances
+        assert reader.problems == []
+        selected = open_corpus("table", str(tmp_path / "table.csv"), corpus="c", where={"more": "1"})
+        assert list(selected) == utterances[1:2]
 
 
 globals().update({f"Test_{kind}": type(f"Test_{kind}", (ExampleContract,), {"kind": kind}) for kind in READERS})

@@ -46,9 +46,9 @@ def speaker_table(sets: dict[str, Any]) -> Table:
 
 def normalized_table(sets: dict[str, Any]) -> Table:
     """Error rates by set without capitals and punctuation."""
-    table = Table(title="without capitals and punctuation", header_style="bold")
+    table = Table(header_style="bold")
     table.add_column("set")
-    for head in ("WER", "CER"):
+    for head in ("normalized WER", "normalized CER"):
         table.add_column(head, justify="right")
     for name, s in sets.items():
         table.add_row(name, percent(s.get("wer_normalized")), percent(s.get("cer_normalized")))

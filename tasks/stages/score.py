@@ -24,6 +24,7 @@ from tasks.figures import percent
 from tasks.scores import SAMPLES, summarize
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult
 from tasks.stages.decode import DECODE
+from tasks.stages.prepare import PREPARE
 
 Row = dict[str, Any]
 GROUPS = {"corpora": "corpus", "domains": "domain", "languages": "language"}
@@ -125,8 +126,8 @@ def _inputs(run: Run) -> Inputs:
     config: dict[str, Any] = {"bootstrap": SAMPLES, "seed": run.config.seed}
     if run.config.data.normalizer.keeps_form:
         config["normalized"] = address_content(_NORMALIZER)
-    if several := [name for name in DECODE.record(run)["sets"] if _spoken(run, name)]:
-        config["by language"] = several
+    if len(PREPARE.record(run).get("text", ())) > 1:  # else no set has several languages
+        config["by language"] = True
     damaged = DECODE.record(run).get("quarantined_shards")  # the decode output's address does not depend on these
     return config, {"decode": run.result("decode").key} | ({"damaged": digest_json(damaged)} if damaged else {})
 

@@ -171,13 +171,23 @@ def forward_note(key: str, training: str) -> Path:
 
 
 def _tokens(run: Run) -> dict[str, Any]:
-    """The model's tokens, with those of the training set's languages if these precede its texts."""
+    """The model's tokens, with those of the training set's languages if these precede its texts.
+
+    Raises:
+        StageError: No utterance has a language.
+    """
     value, tells = initial_tokens(run, partial(set_texts, run, "train")), system_config(run).tells_languages
     if not (tells or value.get("languages")) or not issubclass(TOKENIZERS[value["kind"]], TrainedTokenizer):
         return value
     tokenizer = tokenizer_from_dict(value)
     assert isinstance(tokenizer, TrainedTokenizer)
-    return tokenizer.with_languages([*tokenizer.languages, *_languages(run, "train")] if tells else []).to_dict()
+    tokenizer = tokenizer.with_languages([*tokenizer.languages, *_languages(run, "train")] if tells else [])
+    if tells and not tokenizer.languages:
+        raise StageError(
+            "recognizer.decoder_network.language is auto, and no utterance of the training set has a language: give "
+            "that of each source in data.sources, or set recognizer.decoder_network.language to none"
+        )
+    return tokenizer.to_dict()
 
 
 def _languages(run: Run, name: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Several languages in one attention model, from a table to scores; transcripts with capitals and punctuation."""
 
 import csv
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -9,8 +10,10 @@ from support import tiny_document, write_tone
 from flows.score_tables import print_scores
 from recognition.bundle import load_spec
 from recognition.recognizer import Recognizer
+from speech.tokens import TokenConfig, tokenizer_from_dict, train_tokenizer
 from tasks.config.pipeline import ConfigError, parse_config
 from tasks.dataset.tables import read_table
+from tasks.stages import train
 from tasks.stages.base import Run, StageError, get_stage
 from tasks.stages.bundles import fetch_bundle
 from tasks.stages.decode import DECODE
@@ -91,9 +94,34 @@ def test_normalized_transcripts_in_one_language_are_scored_as_ever(table):
     assert [config.data.normalizer.keeps_form for config in (plain, parse_config(document_of(table)))] == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("before", "spoken", "tells", "after"),
+    [
+        ([], ["de", "en-US"], True, ["de", "en"]),
+        (["it", "en"], ["de", "en"], True, ["it", "en", "de"]),  # numbers of those that train.init knows stay
+        (["it"], ["de"], False, []),
+    ],
+)
+def test_new_languages_stand_behind_those_of_the_model_that_training_begins_with(
+    run, monkeypatch, before, spoken, tells, after
+):
+    known = train_tokenizer(TokenConfig(kind="words"), ["a b"]).with_languages(before)
+    monkeypatch.setattr(train, "initial_tokens", lambda run, texts: known.to_dict())
+    monkeypatch.setattr(train, "_languages", lambda run, name: spoken)
+    monkeypatch.setattr(train, "system_config", lambda run: SimpleNamespace(tells_languages=tells))
+    made = tokenizer_from_dict(train._tokens(run))
+    assert (list(made.languages), made.num_text) == (after, 3)
+
+
+def test_training_set_without_languages_is_refused_with_the_remedy(run, monkeypatch):
+    monkeypatch.setattr(train, "_languages", lambda run, name: [""])
+    with pytest.raises(StageError, match=r"no utterance of the training set has a language: .* data\.sources"):
+        make_spec(run)
+
+
 def test_language_of_another_set_that_is_not_trained_is_refused_with_the_remedy(run, monkeypatch):
     spec = make_spec(run)
-    monkeypatch.setattr("tasks.stages.train._languages", lambda run, name: ["fr"] if name == "valid" else ["de"])
+    monkeypatch.setattr(train, "_languages", lambda run, name: ["fr"] if name == "valid" else ["de"])
     with pytest.raises(
         StageError, match=r"the set valid cannot be trained: 'fr' is none .*\(de, en\).*, or none in recognizer"
     ):

@@ -62,7 +62,7 @@ def test_language_is_given_by_an_option_and_one_that_the_model_does_not_know_is_
     asked = tmp_path / "a.wav", "--vad", "none", "--json"
     for code in ("de", "en"):
         found = json.loads(transcribe(*asked, "--language", code, model=tmp_path / "model").stdout)
-        assert [entry["language"] for entry in found["transcripts"]] == [code]
+        assert [entry["language"] for entry in found["files"]] == [code]
     assert "languages de, en, not 'fr'" in transcribe(
         *asked, "--language", "fr", model=tmp_path / "model", code=1
     ).stderr.replace("\n", " ")

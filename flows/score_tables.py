@@ -22,8 +22,13 @@ def score_table(sets: dict[str, Any]) -> Table:
 
 
 def print_scores(sets: dict[str, Any], console: Console) -> None:
-    """Print error rates by set, and intervals over speakers for sets with several."""
+    """Print error rates by set, and intervals over speakers for sets with several.
+
+    Transcripts with capitals and punctuation have rates without them, too.
+    """
     console.print(score_table(sets))
+    if any("wer_normalized" in s for s in sets.values()):
+        console.print(normalized_table(sets))
     if any(s.get("wer_speaker_low") is not None for s in sets.values()):
         console.print(speaker_table(sets))
 
@@ -36,6 +41,17 @@ def speaker_table(sets: dict[str, Any]) -> Table:
         table.add_column(head, justify="right")
     for name, s in sets.items():
         table.add_row(name, percent(s["wer"]), interval(s, "wer_speaker"), speakers_text(s.get("speakers", 1)))
+    return table
+
+
+def normalized_table(sets: dict[str, Any]) -> Table:
+    """Error rates by set without capitals and punctuation."""
+    table = Table(header_style="bold")
+    table.add_column("set")
+    for head in ("normalized WER", "normalized CER"):
+        table.add_column(head, justify="right")
+    for name, s in sets.items():
+        table.add_row(name, percent(s.get("wer_normalized")), percent(s.get("cer_normalized")))
     return table
 
 

@@ -217,13 +217,15 @@ def outcome_table(sets: dict[str, Any]) -> Table:
     """Word error rates by set, with their intervals: over speakers if there are several, else over utterances."""
     table = Table(header_style="bold", box=None, pad_edge=False)
     table.add_column("set", overflow="ellipsis", no_wrap=True, max_width=20)
-    for head in ("WER", "95 % interval", "over", "words"):
+    normalized = any("wer_normalized" in s for s in sets.values())  # of transcripts with capitals or punctuation
+    for head in ("WER", "95 % interval", "over", "words", *(["normalized WER"] if normalized else [])):
         table.add_column(head, justify="right", no_wrap=True)
     for name, s in sets.items():
         several = s.get("wer_speaker_low") is not None
         over = counted(s["speakers"], "speaker") if several else counted(s["utterances"], "utterance")
         bounds = interval(s, "wer_speaker" if several else "wer")
-        table.add_row(name, percent(s["wer"]), bounds, over, f"{s['words']:,}")
+        more = [percent(s.get("wer_normalized"))] if normalized else []
+        table.add_row(name, percent(s["wer"]), bounds, over, f"{s['words']:,}", *more)
     return table
 
 

@@ -134,9 +134,13 @@ def encode_set(
         on_damage: As of `decode_set`.
     """
     portions = Portions()
+    spoken = dataset.index.values("language") if recognizer.cfg.languages_given else None
 
     def compute(part: Batch) -> E:
-        return recognizer.encode(part.inputs, part.lengths, part.speakers)
+        languages = None
+        if spoken is not None:
+            languages = [recognizer.known_language(spoken[int(row)].as_py() or "") for row in part.rows]
+        return recognizer.encode(part.inputs, part.lengths, part.speakers, languages)
 
     if (adapter := recognizer.adapter) is not None:
         batches = _adapted_batches(adapter, recognizer.together_s, dataset, rows, batch_seconds, on_damage)

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from numpy.typing import NDArray
 
 from recognition.bundle import BundleSpec, load_spec, own_decoder
-from speech.hypotheses import Hypothesis, Word
+from speech.hypotheses import DecodeError, Hypothesis, Word
+from speech.scripts import primary
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +92,13 @@ class Recognizer(ABC, Generic[E]):
     # --- the two steps
 
     @abstractmethod
-    def encode(self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None) -> E:
+    def encode(
+        self,
+        inputs: Tensor,
+        lengths: Tensor,
+        speakers: Sequence[str] | None = None,
+        languages: Sequence[str] | None = None,
+    ) -> E:
         """Compute what the search reads.
 
         What is longer than the model can read is cut in pauses; the scores of the pieces are joined.
@@ -100,7 +107,37 @@ class Recognizer(ABC, Generic[E]):
             inputs: Waveforms [batch, samples] in ±1, stored features [batch, frames, F], or what `adapter` gives.
             lengths: Samples or frames of each utterance [batch].
             speakers: Speaker of each utterance, for `cmvn: speaker`.
+            languages: Language of each utterance that the model is told, as `known_language` gives it; it finds the
+                others itself.
         """
+
+    @property
+    def languages(self) -> Collection[str]:
+        """Codes of the languages that the model can be told, of which it else finds one for each utterance."""
+        return ()
+
+    def known_language(self, language: str) -> str:
+        """The code of a language that the model can be told; empty if it cannot.
+
+        Args:
+            language: BCP 47 tag.
+        """
+        code = primary(language)
+        return code if code in self.languages else ""
+
+    def check_language(self, language: str) -> None:
+        """See that the model can be told a language.
+
+        Raises:
+            DecodeError: It cannot.
+        """
+        if not self.languages:
+            raise DecodeError(
+                "the model has no tokens of languages, it writes what it hears: leave the language out, or train one "
+                "of kind attention with recognizer.decoder_network.language auto"
+            )
+        if not self.known_language(language):
+            raise DecodeError(f"the model knows the languages {', '.join(self.languages)}, not {language!r}: give one")
 
     @abstractmethod
     def search(self, encoded: E) -> list[Hypothesis]:

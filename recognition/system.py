@@ -74,6 +74,11 @@ class SystemConfig(Choice, ABC):
         """Whether it writes as people do, with capitals, punctuation and digits."""
         return False
 
+    @property
+    def tells_languages(self) -> bool:
+        """Whether a token of each utterance's language precedes its text, and is predicted unless it is given."""
+        return False
+
     def lacking(self, model: ModelConfig, align: AlignConfig | None, lm: LmConfig | None) -> str:
         """What the system needs of a pipeline that has it not, with the remedy; empty if nothing is missing.
 

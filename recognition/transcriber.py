@@ -83,7 +83,7 @@ class Transcript:
     nbest: tuple[TimedAlternative, ...] = ()
     """The best hypotheses including this one, best first, if more than one is requested."""
     language: str = ""
-    """Code of the language that the model has found, if it looks for one."""
+    """Code of the language that the model was told, or has found; empty if it knows nothing of languages."""
     pieces: tuple[SpokenPiece, ...] = ()
     """What it was recognized from: the pieces with speech, in order."""
 
@@ -96,6 +96,8 @@ class _Piece:
     """Start within the recording, in seconds."""
     speaker: int
     """Number of the speaker; without speakers, of the recording."""
+    language: str = ""
+    """Its language, if it is given."""
     features: Tensor | None = None
     """Features that are adapted to the speaker, for models that read these."""
 
@@ -153,6 +155,8 @@ class OpenRecording:
     windows: Iterator[list[tuple[Tensor, float]]]
     """What has not been read yet: pieces at the model's rate, with their starts in seconds."""
     result: _Recording
+    language: str = ""
+    """Its language, if it is given."""
     failure: Exception | None = None
     """Why the recognizer failed; a recording that cannot be read has an error in its transcript instead."""
     finished: bool = False
@@ -236,6 +240,7 @@ class Transcriber:
         *,
         words: bool = False,
         speakers: Sequence[str] | None = None,
+        language: str = "",
         on_seconds: Callable[[float], object] | None = None,
     ) -> list[Transcript]:
         """Recognize recordings; one that cannot be read gets an error and does not affect the others.
@@ -248,10 +253,13 @@ class Transcriber:
             words: Whether to return the words' times, too.
             speakers: Speaker of each recording: a model whose features are adapted to speakers adapts to all recordings
                 of a speaker together (by default, to each recording). Of those, eight minutes are in memory at once.
+            language: BCP 47 tag of the language that all of them are in, for models with tokens of languages; by
+                default such a model finds that of each piece.
             on_seconds: Called after each batch with the seconds of audio recognized in it.
 
         Raises:
-            DecodeError: Times are asked for, and the recognizer does not know when words are.
+            DecodeError: Times are asked for, and the recognizer does not know when words are; or the model cannot be
+                told the language.
         """
         if isinstance(audio, str | Path | bytes) or (isinstance(audio, np.ndarray | Tensor) and audio.ndim == 1):
             audio = [audio]  # one recording, not one for each character or sample
@@ -262,7 +270,11 @@ class Transcriber:
         order = sorted(range(len(audio)), key=voices.__getitem__)
         spoken = ((audio[number], voices[number]) for number in order)
         transcripts = dict(
-            zip(order, self.stream(spoken, sample_rate, words=words, on_seconds=on_seconds), strict=True)
+            zip(
+                order,
+                self.stream(spoken, sample_rate, words=words, language=language, on_seconds=on_seconds),
+                strict=True,
+            )
         )
         return [transcripts[number] for number in range(len(audio))]
 
@@ -272,6 +284,7 @@ class Transcriber:
         sample_rate: int | None = None,
         *,
         words: bool = False,
+        language: str = "",
         on_seconds: Callable[[float], object] | None = None,
     ) -> Iterator[Transcript]:
         """Recognize recordings like `transcribe`, and yield transcripts in order as they are finished.
@@ -283,15 +296,15 @@ class Transcriber:
                 a speaker follow one another.
             sample_rate: As for `transcribe`, like the others.
             words: Whether to find the words' times.
+            language: As for `transcribe`.
             on_seconds: Called after each batch.
         """
-        if words:
-            self.spec.system.require("word times")
+        language = self._asked(words, language)
         recordings: dict[int, _Recording] = {}
         window: list[_Piece] = []
         most = _WINDOW * self.batch_seconds
         waiting, limit = 0.0, _FIRST_WINDOW * self.batch_seconds
-        for number, piece, seconds in self._read(audio, sample_rate, recordings):
+        for number, piece, seconds in self._read(audio, sample_rate, recordings, language):
             waiting += seconds
             window += [piece] if piece else []
             if waiting < limit:
@@ -306,21 +319,30 @@ class Transcriber:
         self._flush(window, recordings, words, on_seconds)
         yield from self._finished(recordings)
 
-    def open(self, audio: Audio, sample_rate: int | None = None, *, words: bool = False) -> OpenRecording:
+    def open(
+        self, audio: Audio, sample_rate: int | None = None, *, words: bool = False, language: str = ""
+    ) -> OpenRecording:
         """Begin a recording that `advance` recognizes among others, with the same result as `transcribe`.
 
         Args:
             audio: As one of the recordings of `transcribe`.
             sample_rate: As for `transcribe`.
             words: Whether to find the words' times.
+            language: As for `transcribe`.
 
         Raises:
-            DecodeError: Times are asked for, and the recognizer does not know when words are.
+            DecodeError: As of `transcribe`.
         """
+        language, result = self._asked(words, language), _Recording()
+        return OpenRecording(words, self.nbest, self._windows(audio, sample_rate, result), result, language)
+
+    def _asked(self, words: bool, language: str) -> str:
+        """Check that the model can do what is asked for; returns the code of the language."""
         if words:
             self.spec.system.require("word times")
-        result = _Recording()
-        return OpenRecording(words, self.nbest, self._windows(audio, sample_rate, result), result)
+        if language:
+            self.recognizer.check_language(language)
+        return self.recognizer.known_language(language)
 
     def advance(self, recordings: Sequence[OpenRecording]) -> None:
         """Recognize a batch: some pieces of each recording in turn, so that short ones do not wait for long ones.
@@ -341,7 +363,7 @@ class Transcriber:
             except Exception as error:  # a library's, for audio that it does not expect
                 recording.failure, recording.finished = error, True
                 continue
-            window += [_Piece(number, wave, start, number) for wave, start in pieces]
+            window += [_Piece(number, wave, start, number, recording.language) for wave, start in pieces]
             # to find that a window has no speech takes time, too
             left -= sum(len(wave) for wave, _ in pieces) / self.sample_rate or _SILENT_S
             if not recording.finished:
@@ -389,7 +411,11 @@ class Transcriber:
         return (before, window[len(before) :]) if before or not full else (window, [])
 
     def _read(
-        self, audio: Iterable[tuple[Audio, int]], sample_rate: int | None, recordings: dict[int, _Recording]
+        self,
+        audio: Iterable[tuple[Audio, int]],
+        sample_rate: int | None,
+        recordings: dict[int, _Recording],
+        language: str,
     ) -> Iterator[tuple[int, _Piece | None, float]]:
         """Yield the number of a recording with each of its pieces and, last, with None; adds it to those found.
 
@@ -402,7 +428,7 @@ class Transcriber:
             for wave, start in self._pieces(item, sample_rate, recording):
                 seconds = len(wave) / self.sample_rate
                 silent -= seconds
-                yield number, _Piece(number, wave, start, speaker), seconds
+                yield number, _Piece(number, wave, start, speaker, language), seconds
             silent += recording.seconds
             yield number, None, max(0.0, silent) if self.recognizer.adapter is None else 0.0
 
@@ -487,7 +513,8 @@ class Transcriber:
     def _recognize(self, pieces: list[_Piece], words: bool) -> list[_Part]:
         given, recognizer = [piece.inputs for piece in pieces], self.recognizer
         inputs = torch.nn.utils.rnn.pad_sequence(given, batch_first=True)
-        encoded = recognizer.encode(inputs, torch.tensor([len(piece_inputs) for piece_inputs in given]))
+        lengths = torch.tensor([len(piece_inputs) for piece_inputs in given])
+        encoded = recognizer.encode(inputs, lengths, languages=[piece.language for piece in pieces])
         parts = []
         for row, (hypothesis, piece) in enumerate(zip(recognizer.search(encoded), pieces, strict=True)):
             seconds = len(piece.wave) / self.sample_rate

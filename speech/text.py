@@ -102,6 +102,12 @@ class NormalizerConfig(Configuration):
     """Characters that the result may contain, besides the space. None allows a to z and the apostrophe for `english`
     (in the chosen case), and everything for the other kinds."""
 
+    @property
+    def keeps_form(self) -> bool:
+        """Whether results have capitals or punctuation, as people write them."""
+        punctuation = self.punctuation == "keep" and self.kind not in ("english", "basic")
+        return self.kind == "none" or self.case == "keep" or punctuation
+
 
 def _fold_typography(text: str) -> str:
     """Replaces all kinds of apostrophes by the plain one and drops paired typographic quotation marks."""

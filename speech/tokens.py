@@ -19,13 +19,15 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from copy import copy
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError
 from typing_extensions import override
 
 from configurable.configuration import Configuration
 from configurable.extras import install_remedy
+from speech.scripts import primary
 
 BLANK_SYMBOL = "<blank>"
 SPACE_SYMBOL = "▁"
@@ -82,7 +84,7 @@ class Tokenizer(ABC):
         opening: Place in `start` of the token behind which a decoder network predicts the language, or `no_speech`.
         no_speech: Token that it predicts there if there is no speech; None if it has not learned that.
         languages: Tokens of the languages, by code, of which one takes the place behind `opening` for each utterance;
-            empty if it is the same for all.
+            empty if it is the same for all, or none precedes them.
         written: Whether texts are written as people write: hypotheses are normalized before they are compared with
             transcripts, which are.
     """
@@ -115,7 +117,7 @@ class Tokenizer(ABC):
         """
         if not self.languages:
             return self.start
-        number = self.languages.get(language.partition("-")[0].lower())
+        number = self.languages.get(primary(language))
         if number is None:
             raise TokenError(f"{language!r} is none of the languages of the tokens ({', '.join(self.languages)})")
         return (*self.start[: self.opening + 1], number, *self.start[self.opening + 2 :])
@@ -128,20 +130,17 @@ class Tokenizer(ABC):
             TokenError: The text contains a unit that is not among the symbols.
         """
 
+    @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of a sequence of tokens without blanks; words are separated by single spaces.
 
         Raises:
             TokenError: An id is the blank or out of range.
         """
-        for token in ids:
-            if not 0 < token < self.size:
-                raise TokenError(f"token {token} is not text: ids are 1 to {self.size - 1} (0 is the blank)")
-        return " ".join(self._join([self.symbols[token] for token in ids]).split())
 
+    @abstractmethod
     def pieces(self) -> list[bytes]:
         """What each token adds to a text, in UTF-8; spaces are between words. Nothing for those that are no text."""
-        return [b"", *(self._join([symbol]).encode() for symbol in self.symbols[1:])]
 
     def word_groups(self, ids: Sequence[int]) -> list[list[int]]:
         """Places of the tokens of each word of `decode(ids)`; a space separates words and belongs to none."""
@@ -170,9 +169,6 @@ class Tokenizer(ABC):
     def from_dict(cls, value: Mapping[str, Any]) -> Tokenizer:
         """Rebuilds a tokenizer from the result of `to_dict`."""
 
-    def _join(self, pieces: list[str]) -> str:
-        return "".join(pieces).replace(SPACE_SYMBOL, " ")
-
     def _unknown(self, text: str, symbols: Iterable[str]) -> TokenError:
         names = list(dict.fromkeys(symbols))
         shown = ", ".join(map(repr, names[:5])) + (", …" if len(names) > 5 else "")
@@ -184,7 +180,63 @@ class Tokenizer(ABC):
         )
 
 
-class _ListedTokenizer(Tokenizer):
+class TrainedTokenizer(Tokenizer):
+    """Tokens of training transcripts; behind them there may be others, which stand for languages."""
+
+    def with_languages(self, languages: Iterable[str]) -> Self:
+        """The tokens of transcripts, and one for each language behind them, of which one precedes each text.
+
+        Args:
+            languages: BCP 47 tags; of each, the primary language counts. With none, no language precedes a text.
+
+        Raises:
+            TokenError: A text has such a token.
+        """
+        text, codes = self.symbols[: self.num_text], dict.fromkeys(filter(None, map(primary, languages)))
+        added = [f"<|{code}|>" for code in codes]
+        if clash := set(text).intersection(added):
+            raise TokenError(f"the texts have the token {min(clash)}, which stands for a language: remove it from them")
+        made = copy(self)
+        made.symbols = text + added
+        made.languages = {code: len(text) + place for place, code in enumerate(codes)}
+        made.suppressed = tuple(made.languages.values())
+        made.start = (self.start[0], *made.suppressed[:1])
+        return made
+
+    @property
+    def num_text(self) -> int:
+        """Number of tokens without those of languages: the blank, and those of transcripts."""
+        return self.size - len(self.languages)
+
+    @override
+    def decode(self, ids: Sequence[int]) -> str:
+        for token in ids:
+            if not 0 < token < self.num_text:
+                raise TokenError(f"token {token} is not text: ids are 1 to {self.num_text - 1} (0 is the blank)")
+        return " ".join(self._join([self.symbols[token] for token in ids]).split())
+
+    @override
+    def pieces(self) -> list[bytes]:
+        text = [self._piece(symbol) for symbol in self.symbols[1 : self.num_text]]
+        return [b"", *text, *(b"" for _ in self.languages)]
+
+    def _join(self, pieces: list[str]) -> str:
+        return "".join(pieces).replace(SPACE_SYMBOL, " ")
+
+    def _piece(self, symbol: str) -> bytes:
+        return self._join([symbol]).encode()
+
+    @override
+    def to_dict(self) -> dict[str, Any]:
+        languages = {"languages": list(self.languages)} if self.languages else {}
+        return {"kind": self.kind, **self._content(), **languages}
+
+    @abstractmethod
+    def _content(self) -> dict[str, Any]:
+        """What `from_dict` needs beside the kind."""
+
+
+class _ListedTokenizer(TrainedTokenizer):
     """A tokenizer defined by a list of symbols."""
 
     def __init__(self, symbols: Sequence[str]) -> None:
@@ -195,8 +247,9 @@ class _ListedTokenizer(Tokenizer):
             raise TokenError("a symbol is listed twice")
         self._ids = {symbol: index for index, symbol in enumerate(self.symbols) if index}
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, "symbols": list(self.symbols)}
+    @override
+    def _content(self) -> dict[str, Any]:
+        return {"symbols": self.symbols[: self.num_text]}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Tokenizer:
@@ -251,14 +304,15 @@ class WordTokenizer(_ListedTokenizer):
         return self._look_up(text, _checked(text).split())
 
     @override
-    def pieces(self) -> list[bytes]:
-        return [b"", *(f" {symbol}".encode() for symbol in self.symbols[1:])]
+    def _piece(self, symbol: str) -> bytes:
+        return f" {symbol}".encode()
 
+    @override
     def _join(self, pieces: list[str]) -> str:
         return " ".join(pieces)
 
 
-class BpeTokenizer(Tokenizer):
+class BpeTokenizer(TrainedTokenizer):
     """Byte-pair pieces of a sentencepiece model (Kudo and Richardson 2018, arXiv 1808.06226).
 
     The model's unknown piece must have id 0, which is the blank here, so that the ids of all other pieces agree. A text
@@ -306,9 +360,9 @@ class BpeTokenizer(Tokenizer):
             raise self._unknown(text, (character for character in text if character not in known))
         return ids
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the sentencepiece model in base64."""
-        return {"kind": self.kind, "model": base64.b64encode(self._model).decode("ascii")}
+    @override
+    def _content(self) -> dict[str, Any]:
+        return {"model": base64.b64encode(self._model).decode("ascii")}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Tokenizer:
@@ -518,4 +572,10 @@ def tokenizer_from_dict(value: Mapping[str, Any]) -> Tokenizer:
     kind = value.get("kind")
     if not isinstance(kind, str) or kind not in TOKENIZERS:
         raise TokenError(f"unknown kind of tokenizer {kind!r}: use one of {', '.join(sorted(TOKENIZERS))}")
-    return TOKENIZERS[kind].from_dict(value)
+    made, languages = TOKENIZERS[kind].from_dict(value), value.get("languages")
+    if not languages:
+        return made
+    codes = isinstance(languages, list) and all(isinstance(code, str) for code in languages)
+    if not codes or not isinstance(made, TrainedTokenizer):
+        raise TokenError(f"`languages` of a {kind} tokenizer must be a list of codes such as en")
+    return made.with_languages(languages)

@@ -60,6 +60,7 @@ class Utterances:
         self._ids = [identity for part in parts for identity in part.ids]
         self._speakers = [speaker for part in parts for speaker in part.speakers]
         self._texts = [text for part in parts for text in part.texts]
+        self._languages = [language for part in parts for language in part.languages]
         self._inputs = _padded([part.inputs for part in parts])
         self._lengths = torch.cat([part.lengths for part in parts])
         self._tokens = _padded([part.tokens for part in parts])
@@ -91,6 +92,7 @@ class Utterances:
             states=self._states[rows] if len(self._states) else self._states,
             state_lengths=self._state_counts[rows] if len(self._states) else self._state_counts,
             frame_factor=self._factor,
+            languages=[self._languages[number] for number in numbers] if self._languages else [],
         )
 
     def tokens(self, numbers: NDArray[np.int64]) -> float:

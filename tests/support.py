@@ -93,14 +93,27 @@ def tiny_bundle(folder, **fields):
     from speech.models import BlstmConfig
     from speech.tokens import TokenConfig, train_tokenizer
 
+    tokenizer = train_tokenizer(TokenConfig(), ["a b"]).to_dict()
     spec = BundleSpec(
         sample_rate=8000,
         features=LogMelConfig(num_mels=6, cmvn="none"),
         stats=None,
-        tokenizer=train_tokenizer(TokenConfig(), ["a b"]).to_dict(),
-        **{"model": BlstmConfig(dim=8, layers=1, channels=1)} | fields,
+        **{"model": BlstmConfig(dim=8, layers=1, channels=1), "tokenizer": tokenizer} | fields,
     )
     save_bundle(folder, spec, dict(spec.build_model().state_dict()))
+
+
+def bundle_with_languages(folder, languages=("de", "en")):
+    """Write an attention model of a few weights, not trained, that has tokens of languages."""
+    from recognition.systems.attention import AttentionSystem
+    from speech.decoding import AttentionDecodeConfig
+    from speech.models import TransformerDecoderConfig
+    from speech.tokens import TokenConfig, train_tokenizer
+
+    network = TransformerDecoderConfig(**TransformerDecoderConfig.tiny, language="auto")
+    tokenizer = train_tokenizer(TokenConfig(), ["a b"]).with_languages(languages)
+    system, decode = AttentionSystem(decoder_network=network), AttentionDecodeConfig(beam=1)
+    tiny_bundle(folder, system=system, tokenizer=tokenizer.to_dict(), decode=decode)
 
 
 def frame_recognizer(cfg, tokenizer):

@@ -84,6 +84,15 @@ NbestOption = Annotated[
     int,
     typer.Option("--nbest", min=1, help="Hypotheses of each recording: with posteriors (json), or as lines (text)."),
 ]
+LanguageOption = Annotated[
+    str,
+    typer.Option(
+        "--language",
+        metavar="CODE",
+        help="Language of all recordings, such as de, for models with tokens of languages. Default: found for each "
+        "piece.",
+    ),
+]
 HotWordsOption = Annotated[
     Path | None,
     typer.Option(
@@ -140,6 +149,7 @@ def transcribe(
     vad: DetectorOption = "",
     nbest: NbestOption = 1,
     speakers: SpeakersOption = Speakers.file,
+    language: LanguageOption = "",
     hot_words: HotWordsOption = None,
     hot_score: HotScoreOption = None,
     stream: StreamOption = False,
@@ -158,18 +168,21 @@ def transcribe(
     recordings = find_audio(files)
     if stream:
         timed = f"format {kind.value}" if kind not in (Format.text, Format.json) else ""
-        check_options(**{timed or "format": timed, "output": output, "vad": vad, "nbest": nbest > 1})
+        given = {timed or "format": timed, "output": output, "vad": vad, "nbest": nbest > 1, "language": language}
+        check_options(**given)
         show_streams(recordings, model, _device(device), shown, chunk_ms, rate, hot_words, hot_score)
         return
     with redirect_stdout(sys.stderr):
         transcriber = _transcriber(model, device, vad, nbest, hot_words, hot_score)
+        if language:
+            transcriber.recognizer.check_language(language)
     place = Path(output) if output else None
     if shown == Format.table:
-        about = {"vad": vad, "hot_words": hot_words and file_sha256(hot_words), "hot_score": hot_score}
+        about = {"vad": vad, "language": language, "hot_words": hot_words and file_sha256(hot_words), "hot_score": hot_score}
         sink: Sink = _open_table(Path(output), model, recordings, speakers, transcriber, about)
     else:
         sink = open_sink(shown, place, model, len(recordings) > 1, folder=output.endswith("/"))
-    failed = _transcribe_all(by_voice(recordings, speakers), transcriber, sink)
+    failed = _transcribe_all(by_voice(recordings, speakers), transcriber, sink, language)
     if isinstance(sink, UtteranceTable):
         _print_table(sink, len(recordings) - failed)
     if failed or (len(recordings) > 1 and err.is_terminal):
@@ -304,7 +317,9 @@ def by_voice(recordings: list[tuple[Path, Path]], speakers: Speakers) -> list[li
     return list(voices.values())
 
 
-def _transcribe_all(voices: list[list[tuple[Path, Path]]], transcriber: "Transcriber", sink: "Sink") -> int:
+def _transcribe_all(
+    voices: list[list[tuple[Path, Path]]], transcriber: "Transcriber", sink: "Sink", language: str
+) -> int:
     """Transcribe the recordings of one speaker after another, with a progress bar; returns how many failed."""
     failed, empty = 0, 0
     # formats that are made of times need them; JSON has them where the recognizer knows them
@@ -319,7 +334,7 @@ def _transcribe_all(voices: list[list[tuple[Path, Path]]], transcriber: "Transcr
     ]
     with sink, _progress(len(recordings)) as (show, tell, tick):
         audio = _opened(recordings, show)
-        transcripts = transcriber.stream(audio, words=timed, on_seconds=tell)
+        transcripts = transcriber.stream(audio, words=timed, language=language, on_seconds=tell)
         for (path, place, _), transcript in zip(recordings, transcripts, strict=True):
             sink.add(path, place, transcript)
             tick()

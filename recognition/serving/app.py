@@ -187,9 +187,10 @@ async def _transcription(service: SpeechService, request: Request) -> Response:
         wanted, data = await _received(service, request, upload)
         with admission.waiting(), service.switch.use() as model:
             wanted.check_times(model)
+            told = model.told(wanted.language)
             await asyncio.to_thread(check_audio, data, service.limits.file_seconds)
             received = time.monotonic()
-            transcript = await _recognized(service, request, model, data)
+            transcript = await _recognized(service, request, model, data, told)
     now = time.monotonic()
     service.metrics.audio.labels(ROUTE).inc(transcript.seconds)
     service.recognized(ROUTE, model.version, transcript.pieces, data)
@@ -283,7 +284,9 @@ def _too_long(most_seconds: float) -> ApiError:
     return ApiError(413, f"the recording is longer than {most_seconds:g} s: send it in parts", "audio_too_long", "file")
 
 
-async def _recognized(service: SpeechService, request: Request, model: LoadedModel, data: bytes) -> Transcript:
+async def _recognized(
+    service: SpeechService, request: Request, model: LoadedModel, data: bytes, language: str
+) -> Transcript:
     """The transcript of a file, unless the client goes away; with words, of which the log has the least confidence.
 
     Raises:
@@ -292,7 +295,11 @@ async def _recognized(service: SpeechService, request: Request, model: LoadedMod
     limits = service.limits
     try:
         answer: Future[Transcript] = model.queue.submit(
-            data, words=model.words, within_s=limits.request_s, most_seconds=limits.file_seconds
+            data,
+            words=model.words,
+            language=language,
+            within_s=limits.request_s,
+            most_seconds=limits.file_seconds,
         )
         waiting = asyncio.wrap_future(answer)
         try:

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from recognition.serving.limits import ApiError
 from recognition.serving.queue import RecognitionQueue
 from recognition.transcriber import Transcriber
+from speech.hypotheses import DecodeError
 
 
 class LoadedModel:
@@ -38,6 +40,24 @@ class LoadedModel:
         self.loaded_at = int(time.time())
         self.words = "word times" in transcriber.spec.system.abilities
         self.users = 0
+
+    def told(self, language: str) -> str:
+        """What the model is told of the language that a client names: models without a choice are told nothing.
+
+        Args:
+            language: Its code; empty if the client names none.
+
+        Raises:
+            ApiError: The model knows languages, and not this one.
+        """
+        recognizer = self.transcriber.recognizer
+        if not (language and recognizer.languages):
+            return ""
+        try:
+            recognizer.check_language(language)
+        except DecodeError as error:
+            raise ApiError(400, str(error), "invalid_value", "language") from error
+        return language
 
 
 class ModelSwitch:

@@ -76,6 +76,7 @@ class RecognitionQueue:
         sample_rate: int | None = None,
         *,
         words: bool,
+        language: str = "",
         within_s: float,
         most_seconds: float = float("inf"),
         urgent: bool = False,
@@ -86,15 +87,17 @@ class RecognitionQueue:
             audio: As for `Transcriber.transcribe`; likewise the next two.
             sample_rate: Of samples, in Hz.
             words: Whether to find the words' times.
+            language: As for `Transcriber.transcribe`.
             within_s: Time after which the recording is given up.
             most_seconds: Longest recording.
             urgent: Whether its turns come before those of others, as for a stream that somebody speaks into.
 
         Raises:
             QueueClosedError: The queue has ended.
-            DecodeError: Times are asked for, and the recognizer does not know when words are.
+            DecodeError: Times are asked for, and the recognizer does not know when words are; or the model cannot be
+                told the language.
         """
-        recording = self._transcriber.open(audio, sample_rate, words=words)
+        recording = self._transcriber.open(audio, sample_rate, words=words, language=language)
         job = _Job(recording, most_seconds, time.monotonic() + within_s, urgent)
         with self._changed:
             if self._closed:

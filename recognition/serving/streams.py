@@ -92,6 +92,7 @@ class StreamSession:
         query, usual = websocket.query_params, StreamConfig()
         service.check_model(query.get("model", ""))
         self._service, self._websocket, self._model = service, websocket, model
+        self._language = model.told(query.get("language", ""))
         self._words = model.words and query.get("words", "true").lower() not in ("false", "0", "no")
         try:
             self._rate = int(_number(query, "sample_rate", 16000))
@@ -121,7 +122,9 @@ class StreamSession:
 
     def _transcribe(self, wave: Samples, rate: int) -> Transcript:
         """Recognize a segment among the files and segments of others; in a thread of the stream's."""
-        answer = self._model.queue.submit(wave, rate, words=self._words, within_s=_LATE_S, urgent=True)
+        answer = self._model.queue.submit(
+            wave, rate, words=self._words, language=self._language, within_s=_LATE_S, urgent=True
+        )
         return answer.result(2 * _LATE_S)
 
     async def run(self) -> None:

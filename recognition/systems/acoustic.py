@@ -231,7 +231,13 @@ class FrameRecognizer(NetworkRecognizer[Scores]):
         return (log_probs,), out_frames
 
     @override
-    def encode(self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None) -> Scores:
+    def encode(
+        self,
+        inputs: Tensor,
+        lengths: Tensor,
+        speakers: Sequence[str] | None = None,
+        languages: Sequence[str] | None = None,
+    ) -> Scores:
         (log_probs,), frames, starts, pieces = self.outputs(inputs, lengths, speakers)
         return Scores(log_probs, frames, starts, pieces)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
@@ -73,7 +74,7 @@ class AttentionTask(TokenTask):
         assert isinstance(objective, AttentionConfig)
         if not system.ctc:
             objective = objective.model_copy(update={"ctc_weight": 0.0})
-        self.objective = JointAttention(objective, self.tokenizer.end)
+        self.objective = JointAttention(objective, self.tokenizer.end, self.tokenizer.languages)
 
     @override
     def _greedy(self, network: EncoderWithCtc) -> AttentionSearch:
@@ -104,6 +105,11 @@ class AttentionSystem(TokenSystem):
     @override
     def writes(self) -> bool:
         return isinstance(self.decoder_network, WhisperDecoderConfig)
+
+    @property
+    @override
+    def tells_languages(self) -> bool:
+        return self.decoder_network.tells_languages
 
     @model_validator(mode="after")
     def _check_ctc(self) -> Self:
@@ -167,7 +173,8 @@ class AttentionSystem(TokenSystem):
 
         tokenizer = spec.build_tokenizer()
         encoder = build_model(spec.network, spec.input_width, tokenizer.size if self.ctc else SPARE_OUTPUTS)
-        return EncoderDecoder(encoder, self.decoder_network, tokenizer.size, len(tokenizer.start), self.ctc)
+        opening = tokenizer.opening if tokenizer.languages else None
+        return EncoderDecoder(encoder, self.decoder_network, tokenizer.size, len(tokenizer.start), self.ctc, opening)
 
     @override
     def num_layers(self, spec: BundleSpec) -> int:
@@ -182,6 +189,12 @@ class AttentionSystem(TokenSystem):
 
         assert isinstance(network, EncoderDecoder)
         assert chunks is None, "whole utterances are searched"
+        if spec.build_tokenizer().languages:
+            raise ValueError(
+                "a model that is told the language of speech, or finds it, cannot be exported: only Starling's decoder "
+                "does that. Use it with `starling transcribe` or `starling serve`, or train one with "
+                "recognizer.decoder_network.language other than auto"
+            )
         return attention_graphs(heard, network)
 
     @property
@@ -194,6 +207,11 @@ class AttentionRecognizer(TokenRecognizer):
     """An encoder, and a search with a decoder network."""
 
     model: EncoderDecoder
+
+    @property
+    @override
+    def languages(self) -> Collection[str]:
+        return self.tokenizer.languages
 
     @override
     def _make_search(self, cfg: DecodeConfig) -> AttentionSearch:

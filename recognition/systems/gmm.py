@@ -129,7 +129,13 @@ class GmmRecognizer(Recognizer[list["Tensor"]]):
         return [self._model.chain(features, transform) for features in static]
 
     @override
-    def encode(self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None) -> list[Tensor]:
+    def encode(
+        self,
+        inputs: Tensor,
+        lengths: Tensor,
+        speakers: Sequence[str] | None = None,
+        languages: Sequence[str] | None = None,
+    ) -> list[Tensor]:
         """The features of each utterance, which `adapter` has computed [frames, D]."""
         return [features[:size] for features, size in zip(inputs, lengths.tolist(), strict=True)]
 

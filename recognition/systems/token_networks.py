@@ -162,6 +162,8 @@ class EncodedFrames(NamedTuple):
     """Log posteriors by CTC [batch, frames, tokens]; None without CTC."""
     pieces: Mapping[int, tuple[Piece, ...]] = {}
     """By number of the utterance: its pieces after the first one, if it was cut."""
+    languages: Sequence[str] | None = None
+    """Language of each utterance that is given; empty for one that is to be found. None: none is given."""
 
 
 class TokenRecognizer(NetworkRecognizer[EncodedFrames], ABC):
@@ -201,14 +203,20 @@ class TokenRecognizer(NetworkRecognizer[EncodedFrames], ABC):
         return (encoded.float(), *(() if posteriors is None else (posteriors,))), out_frames
 
     @override
-    def encode(self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None) -> EncodedFrames:
+    def encode(
+        self,
+        inputs: Tensor,
+        lengths: Tensor,
+        speakers: Sequence[str] | None = None,
+        languages: Sequence[str] | None = None,
+    ) -> EncodedFrames:
         (encoded, *posteriors), frames, starts, pieces = self.outputs(inputs, lengths, speakers)
-        return EncodedFrames(encoded, frames, starts, posteriors[0] if posteriors else None, pieces)
+        return EncodedFrames(encoded, frames, starts, posteriors[0] if posteriors else None, pieces, languages)
 
     @override
     def search(self, encoded: EncodedFrames) -> list[Hypothesis]:
         if not encoded.pieces:
-            return self._search(encoded.encoded.to(self.device), encoded.frames, encoded.posteriors)
+            return self._search(encoded.encoded.to(self.device), encoded.frames, encoded.posteriors, encoded.languages)
         from recognition.long_utterances import joined_hypothesis
 
         places = [[0, *(piece.first for piece in encoded.pieces.get(row, ()))] for row in range(len(encoded.frames))]
@@ -236,7 +244,9 @@ class TokenRecognizer(NetworkRecognizer[EncodedFrames], ABC):
                 if tensor is not None
             ]
             counts = torch.tensor([end - begin for _, begin, end in some])
-            yield from self._search(tensors[0].to(self.device), counts, *tensors[1:])
+            languages = encoded.languages and [encoded.languages[row] for row, _, _ in some]
+            posteriors = tensors[1] if len(tensors) > 1 else None
+            yield from self._search(tensors[0].to(self.device), counts, posteriors, languages)
 
     @override
     def prepare(self) -> None:

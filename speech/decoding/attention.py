@@ -60,6 +60,9 @@ class AttentionDecodeConfig(TokenSearchConfig):
     speak against it. Only of decoder networks with a token for it, as Whisper's; 1 for no such rule."""
     no_speech_log_prob: float = Field(default=-1.0, le=0)
     """A text whose tokens and end have at least this mean log probability is given all the same."""
+    language: Literal["found", "given"] = "found"
+    """Language of a set's utterances, if the model has tokens of languages: the most probable one of each, or the one
+    that the data name, if the model has it."""
     times: Literal["auto", "ctc", "attention", "none"] = "auto"
     """Where words' times come from: the best path of CTC, the frames that are attended to, or (`auto`) CTC if the
     encoder has it."""
@@ -69,6 +72,11 @@ class AttentionDecodeConfig(TokenSearchConfig):
         "lm_weight": (0.25, 0.5, 1.0),
         "length_bonus": (0.0, 0.5),
     }
+
+    @property
+    @override
+    def languages_given(self) -> bool:
+        return self.language == "given"
 
 
 @dataclass
@@ -166,8 +174,10 @@ class AttentionSearch(TokenSearch):
     # --- the search
 
     @override
-    def _searched(self, encoded: Tensor, frames: Tensor, ctc: Tensor | None) -> list[list[Ended]]:
-        opening = self._opened(encoded, frames)
+    def _searched(
+        self, encoded: Tensor, frames: Tensor, ctc: Tensor | None, languages: Sequence[str]
+    ) -> list[list[Ended]]:
+        opening = self._opened(encoded, frames, languages)
         ended: list[list[Ended]] = [[] for _ in frames]
         search = self._start(opening, frames, ctc if self.cfg.ctc_weight else None)
         while search.rows:
@@ -178,10 +188,18 @@ class AttentionSearch(TokenSearch):
                 hypothesis.prompt, hypothesis.no_speech = prompt, no_speech
         return ended
 
-    def _opened(self, encoded: Tensor, frames: Tensor) -> _Opening:
-        """What precedes the texts, with the most probable languages if the tokens leave a choice."""
+    def _opened(self, encoded: Tensor, frames: Tensor, languages: Sequence[str]) -> _Opening:
+        """What precedes the texts, with the most probable languages if the tokens leave a choice and none are given.
+
+        Args:
+            encoded: The encoder's frames.
+            frames: Frames of each utterance [batch].
+            languages: Language of each utterance; empty for one that is to be found.
+        """
         tokenizer, cache = self._tokenizer, self._network.start(encoded, frames)
-        prompts = torch.tensor(tokenizer.start, device=encoded.device).repeat(len(frames), 1)
+        starts = [tokenizer.start_of(language) if language else tokenizer.start for language in languages]
+        prompts = torch.tensor(starts, device=encoded.device)
+        found = torch.tensor([not language for language in languages], device=encoded.device)
         no_speech = torch.zeros(len(frames), device=encoded.device)
         for place in range(prompts.shape[1]):
             log_probs, cache = self._network.step(prompts[:, place : place + 1], cache)
@@ -189,7 +207,8 @@ class AttentionSearch(TokenSearch):
                 no_speech = log_probs[:, 0, tokenizer.no_speech].exp()
             if place == tokenizer.opening and tokenizer.languages:
                 choice = torch.tensor(list(tokenizer.languages.values()), device=encoded.device)
-                prompts[:, place + 1] = choice[log_probs[:, 0, choice].argmax(dim=1)]
+                best = choice[log_probs[:, 0, choice].argmax(dim=1)]
+                prompts[:, place + 1] = torch.where(found, best, prompts[:, place + 1])
         return _Opening(prompts, self._checked(log_probs), cache, no_speech)
 
     def _start(self, opening: _Opening, frames: Tensor, ctc: Tensor | None) -> _Search:

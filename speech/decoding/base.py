@@ -53,6 +53,11 @@ class DecodeConfig(ChoiceWithFiles, ABC):
         """Whether it searches a decoding graph that has to be made first."""
         return False
 
+    @property
+    def languages_given(self) -> bool:
+        """Whether a model with tokens of languages is told the languages that the data name."""
+        return False
+
     def completed(self, files: Mapping[str, str]) -> Self:
         """This configuration with files that it needs and does not name.
 

@@ -241,13 +241,20 @@ class TokenSearch(ABC):
         """What hot words add for every token after each hypothesis [batch, W, vocab]; None without hot words."""
         return self._lm.wishes(states, device) if isinstance(self._lm, BiasedTokenLm) else None
 
-    def __call__(self, encoded_BTD: Tensor, frames: Tensor, ctc_BTV: Tensor | None = None) -> list[Hypothesis]:
+    def __call__(
+        self,
+        encoded_BTD: Tensor,
+        frames: Tensor,
+        ctc_BTV: Tensor | None = None,
+        languages: Sequence[str] | None = None,
+    ) -> list[Hypothesis]:
         """The best hypothesis of each utterance.
 
         Args:
             encoded_BTD: The encoder's frames.
             frames: Frames of each utterance [batch].
             ctc_BTV: Natural log posteriors of the frames by CTC, the blank first; None if the encoder has none.
+            languages: Language of each utterance, one that the tokens have; empty for one that is to be found.
 
         Raises:
             DecodeError: The shapes or lengths are invalid, a value is NaN, or what `times` asks for is missing.
@@ -262,7 +269,8 @@ class TokenSearch(ABC):
         encoded, own = encoded_BTD[at], frames.to(encoded_BTD.device)[at]
         ctc = None if ctc_BTV is None else ctc_BTV.to(encoded.device)[at].float()
         with torch.inference_mode():
-            for place, found in enumerate(self._searched(encoded, own, ctc)):
+            given = [languages[row] for row in heard] if languages else [""] * len(heard)
+            for place, found in enumerate(self._searched(encoded, own, ctc, given)):
                 if ended := self._ranked_again(found):
                     row, count = heard[place], counts[heard[place]]
                     posteriors = None if ctc is None else ctc[place, :count]
@@ -298,7 +306,9 @@ class TokenSearch(ABC):
         return log_probs.double()
 
     @abstractmethod
-    def _searched(self, encoded: Tensor, frames: Tensor, ctc: Tensor | None) -> list[list[Ended]]:
+    def _searched(
+        self, encoded: Tensor, frames: Tensor, ctc: Tensor | None, languages: Sequence[str]
+    ) -> list[list[Ended]]:
         """Hypotheses of each utterance, the best first; arguments as of a call, without utterances of no frames."""
 
     @abstractmethod

@@ -7,7 +7,7 @@ next frame together. Those with the same tokens become one, whose probability is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -111,7 +111,9 @@ class TransducerSearch(TokenSearch):
         return type(self)(cfg, self._network, self._tokenizer)
 
     @override
-    def _searched(self, encoded: Tensor, frames: Tensor, ctc: Tensor | None) -> list[list[Ended]]:
+    def _searched(
+        self, encoded: Tensor, frames: Tensor, ctc: Tensor | None, languages: Sequence[str]
+    ) -> list[list[Ended]]:
         counts = frames.cpu()
         order = counts.argsort(descending=True, stable=True)  # utterances that end go from the end of the batch
         counts, rows = counts[order], order.tolist()

@@ -39,6 +39,11 @@ class DecoderNetworkConfig(Choice, ABC):
             raise ValueError(f"decoder dim={self.dim} must be a multiple of 2 x heads={2 * self.heads}")
         return self
 
+    @property
+    def tells_languages(self) -> bool:
+        """Whether a token of each utterance's language precedes its text, and is predicted unless it is given."""
+        return False
+
     @abstractmethod
     def build(self, encoder_width: int, vocab_size: int) -> DecoderNetwork:
         """Make an initialized network, on torch's device `meta`, too; torch is imported in here.

@@ -16,6 +16,14 @@ class TransformerDecoderConfig(DecoderNetworkConfig):
     """Transformer decoder with normalization before each module and sinusoidal positions."""
 
     kind: Literal["transformer"] = "transformer"
+    language: Literal["none", "auto"] = "none"
+    """`auto` puts a token of the language before each text: in training that of the data, in recognition one that is
+    given, or the most probable one."""
+
+    @property
+    @override
+    def tells_languages(self) -> bool:
+        return self.language == "auto"
 
     @override
     def build(self, encoder_width: int, vocab_size: int) -> DecoderNetwork:

@@ -85,6 +85,11 @@ class WhisperDecoderConfig(DecoderNetworkConfig):
         """What the tokens that precede a text ask for, as `WhisperTokens` has it."""
         return {"language": self.language, "task": self.task, "prompt": self.prompt}
 
+    @property
+    @override
+    def tells_languages(self) -> bool:
+        return self.language == "auto"
+
     @override
     def build(self, encoder_width: int, vocab_size: int) -> DecoderNetwork:
         from speech.models.networks.whisper_decoder import WhisperDecoder

@@ -339,7 +339,7 @@ def _extended(known: Tokenizer, texts: Iterable[str], name: str) -> Tokenizer:
         )
     trained = train_tokenizer(TokenConfig.model_validate({"kind": known.kind, "vocab_size": 1 << 30}), texts)
     new = [symbol for symbol in trained.symbols if symbol not in {*known.symbols, BLANK_SYMBOL}]
-    return tokenizer_from_dict(value | {"symbols": [*known.symbols, *new]})
+    return tokenizer_from_dict(value | {"symbols": [*value["symbols"], *new]})
 
 
 def initial_stats(run: Run, own: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -1,10 +1,13 @@
-"""Stage score: word and character error rates by set, speaker, corpus and domain, intervals, and alignments."""
+"""Stage score: word and character error rates by set, speaker, corpus, domain and language, intervals, alignments."""
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import pyarrow.compute as pc
+
+from configurable.addresses import address_content
 from speech.scoring import (
     ErrorCounts,
     ScoreReport,
@@ -13,18 +16,27 @@ from speech.scoring import (
     text_report,
     worst_utterances,
 )
+from speech.text import NormalizerConfig, normalizer_of
+from storage.index import ShardIndex
 from storage.stages import StageOutput, digest_json
 from tasks.dataset.tables import read_table
 from tasks.figures import percent
 from tasks.scores import SAMPLES, summarize
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult
 from tasks.stages.decode import DECODE
+from tasks.stages.prepare import PREPARE
 
 Row = dict[str, Any]
-GROUPS = {"corpora": "corpus", "domains": "domain"}
+GROUPS = {"corpora": "corpus", "domains": "domain", "languages": "language"}
 """Groups besides speakers: plural in the record, and singular in metrics."""
-RATES = ("wer", "wer_low", "wer_high", "wer_speaker_low", "wer_speaker_high", "cer")
-"""Rates of a set that are metrics; intervals over speakers exist only for sets with several."""
+RATES = (
+    *("wer", "wer_low", "wer_high", "wer_speaker_low", "wer_speaker_high", "cer"),
+    *("wer_normalized", "cer_normalized"),
+)
+"""Rates of a set that are metrics; intervals over speakers exist only for sets with several, and normalized rates for
+transcripts with capitals or punctuation."""
+_NORMALIZER = NormalizerConfig(kind="basic")
+"""What leaves capitals and punctuation out, in any language."""
 
 
 def score_rows(rows: list[Row]) -> ScoreReport:
@@ -32,12 +44,33 @@ def score_rows(rows: list[Row]) -> ScoreReport:
     return score_sets([(row["id"], row["ref"], row["hyp"], row["speaker"], row["domain"]) for row in rows])
 
 
-def by_corpus(report: ScoreReport, rows: list[Row]) -> dict[str, ErrorCounts]:
-    """Error counts of each corpus, sorted by name."""
-    corpora: dict[str, ErrorCounts] = {}
-    for row, utterance in zip(rows, report.utterances, strict=True):
-        corpora[row["corpus"]] = corpora.get(row["corpus"], ErrorCounts()) + utterance.counts
-    return dict(sorted(corpora.items()))
+def normalized_rates(rows: list[Row]) -> dict[str, float | None]:
+    """Rates of decoded utterances without capitals and punctuation, which their texts have."""
+    normalize = normalizer_of(_NORMALIZER).normalize
+    report = score_rows([row | {"ref": normalize(row["ref"]), "hyp": normalize(row["hyp"])} for row in rows])
+    return {"wer_normalized": report.wer, "cer_normalized": report.cer}
+
+
+def by_group(report: ScoreReport, groups: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Error counts of each group of utterances, sorted by name.
+
+    Args:
+        report: The scored utterances.
+        groups: Of each utterance.
+    """
+    counts: dict[str, ErrorCounts] = {}
+    for group, utterance in zip(groups, report.utterances, strict=True):
+        counts[group] = counts.get(group, ErrorCounts()) + utterance.counts
+    return {group: counts[group].to_dict() for group in sorted(counts)}
+
+
+def _spoken(run: Run, name: str) -> dict[str, str]:
+    """Language of each utterance of a set; empty if all have the same."""
+    index = ShardIndex.read(run.result("shard").store.child(name))
+    if len(pc.unique(index.values("language"))) < 2:
+        return {}
+    languages = (language or "" for language in index.values("language").to_pylist())
+    return dict(zip(index.values("id").to_pylist(), languages, strict=True))
 
 
 def figures(record: "ScoreRecord") -> dict[str, float]:
@@ -90,7 +123,11 @@ def learned_nothing(run: Run) -> str:
 
 
 def _inputs(run: Run) -> Inputs:
-    config = {"bootstrap": SAMPLES, "seed": run.config.seed}
+    config: dict[str, Any] = {"bootstrap": SAMPLES, "seed": run.config.seed}
+    if run.config.data.normalizer.keeps_form:
+        config["normalized"] = address_content(_NORMALIZER)
+    if len(PREPARE.record(run).get("text", ())) > 1:  # else no set has several languages
+        config["by language"] = True
     damaged = DECODE.record(run).get("quarantined_shards")  # the decode output's address does not depend on these
     return config, {"decode": run.result("decode").key} | ({"damaged": digest_json(damaged)} if damaged else {})
 
@@ -112,18 +149,21 @@ def _work(run: Run, output: StageOutput) -> ScoreRecord:
         rows = read_table(decoded, f"{name}.parquet")
         report = score_rows(rows)
         sets[name] = summarize(report, run.config.seed)
+        if run.config.data.normalizer.keeps_form:
+            sets[name] |= normalized_rates(rows)
+        spoken = _spoken(run, name)
         details[name] = {
             "speakers": {who: counts.to_dict() for who, counts in report.speakers.items()},
             "domains": {which: counts.to_dict() for which, counts in report.domains.items()},
-            "corpora": {which: counts.to_dict() for which, counts in by_corpus(report, rows).items()},
+            "corpora": by_group(report, (row["corpus"] for row in rows)),
+            **({"languages": by_group(report, (spoken.get(row["id"], "") for row in rows))} if spoken else {}),
             "confusions": count_confusions(report).to_dict(limit=20),
             "worst": [entry.to_dict() for entry in worst_utterances(report, 20)],
         }
         output.store.write(f"{name}.alignments.txt", text_report(report).encode())
     output.store.write_json("scores.json", {"sets": sets, "details": details})
     errors, words = total_errors(sets)
-    groups = {name: {kind: details[name][kind] for kind in GROUPS} for name in sets}
-    groups = {name: {kind: by for kind, by in kinds.items() if len(by) > 1} for name, kinds in groups.items()}
+    groups = {name: {kind: by for kind in GROUPS if len(by := details[name].get(kind, {})) > 1} for name in sets}
     return {
         "counts": {"words": words, "errors": errors},
         "sets": sets,

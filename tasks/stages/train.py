@@ -24,7 +24,7 @@ from recognition.initial_weights import InitialWeights, Transfer, save_initial
 from recognition.systems import system_of
 from recognition.systems.base import SpeechTaskConfig
 from speech.hmm.priors import log_priors
-from speech.tokens import TokenError
+from speech.tokens import TOKENIZERS, TokenError, TrainedTokenizer, tokenizer_from_dict
 from storage.index import ShardIndex
 from storage.intact import readable
 from storage.objects import ObjectStore
@@ -83,6 +83,8 @@ _ENDS = {name: unit.removesuffix("s") for unit, name in BUDGET_FIELDS.items()}
 """What each field counts that ends a training."""
 _ADAPTERS = 2
 """Raised when the same `train.lora` would train other adapters: since 2, LSTMs get some, too."""
+_LANGUAGES = 2
+"""Raised when the same languages would be trained otherwise: since 2, their tokens are predicted, too."""
 _COUNTED = {"epochs": "epoch", "steps": "step", "utterances": "utterances", "unalignable": "unalignable"}
 
 
@@ -101,6 +103,7 @@ def _content(run: Run) -> dict[str, Any]:
         **({"system": address_content(config.system)} if own else {}),
         **{name: address_content(part, without=NOT_OF_THE_MODEL) for name, part in parts.items()},
         **({"adapters": _ADAPTERS} if config.train.lora else {}),
+        **({"languages": _LANGUAGES} if system_config(run).tells_languages else {}),
         "sample_rate": config.data.sample_rate,
         "seed": config.training_seed,
     }
@@ -167,6 +170,32 @@ def forward_note(key: str, training: str) -> Path:
     return folder / f"forward-{hashlib.sha256(training.encode()).hexdigest()[:12]}.json"
 
 
+def _tokens(run: Run) -> dict[str, Any]:
+    """The model's tokens, with those of the training set's languages if these precede its texts.
+
+    Raises:
+        StageError: No utterance has a language.
+    """
+    value, tells = initial_tokens(run, partial(set_texts, run, "train")), system_config(run).tells_languages
+    if not (tells or value.get("languages")) or not issubclass(TOKENIZERS[value["kind"]], TrainedTokenizer):
+        return value
+    tokenizer = tokenizer_from_dict(value)
+    assert isinstance(tokenizer, TrainedTokenizer)
+    tokenizer = tokenizer.with_languages([*tokenizer.languages, *_languages(run, "train")] if tells else [])
+    if tells and not tokenizer.languages:
+        raise StageError(
+            "recognizer.decoder_network.language is auto, and no utterance of the training set has a language: give "
+            "that of each source in data.sources, or set recognizer.decoder_network.language to none"
+        )
+    return tokenizer.to_dict()
+
+
+def _languages(run: Run, name: str) -> list[str]:
+    """The languages of a set's utterances, sorted; empty for utterances without."""
+    found = pc.unique(ShardIndex.read(ObjectStore(set_url(run, name))).values("language"))
+    return sorted({language or "" for language in found.to_pylist()})
+
+
 def make_spec(run: Run) -> BundleSpec:
     """What a run's model is described by; the tokens come from the training transcripts, or from `train.init`."""
     config = run.config
@@ -175,7 +204,7 @@ def make_spec(run: Run) -> BundleSpec:
         sample_rate=config.data.sample_rate,
         features=config.features.model_copy(update={"stored": False}),
         stats=initial_stats(run, train_stats(run)),
-        tokenizer=initial_tokens(run, partial(set_texts, run, "train")),
+        tokenizer=_tokens(run),
         model=model_config(run),
         normalizer=config.data.normalizer,
         provenance=provenance | ({"pretrained": about} if (about := about_pretrained(run)) else {}),
@@ -370,16 +399,18 @@ def check_languages(run: Run, spec: BundleSpec) -> None:
         StageError: They have not.
     """
     tokenizer = None if spec.states else spec.build_tokenizer()
-    for name in ("train", "valid") if tokenizer and tokenizer.languages else ():
-        for language in pc.unique(ShardIndex.read(ObjectStore(set_url(run, name))).values("language")).to_pylist():
+    if tokenizer is None or not tokenizer.languages:
+        return
+    other = "none" if isinstance(tokenizer, TrainedTokenizer) else "one for all"
+    for name in ("train", "valid"):
+        for language in _languages(run, name):
             try:
-                assert tokenizer is not None
-                tokenizer.start_of(language or "")
+                tokenizer.start_of(language)
             except TokenError as error:
                 raise StageError(
                     f"recognizer.decoder_network.language is auto, and the language of some utterances of the set "
-                    f"{name} cannot be trained: {error}. Give the language of each source in data.sources, or one for "
-                    "all in recognizer.decoder_network.language"
+                    f"{name} cannot be trained: {error}. Give the language of each source in data.sources, or {other} "
+                    "in recognizer.decoder_network.language"
                 ) from error
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from support import load_beside, silent_system, tiny_bundle, write_tone
+from support import bundle_with_languages, load_beside, silent_system, tiny_bundle, write_tone
 from typer.testing import CliRunner
 
 from flows.cli.app import app
@@ -54,6 +54,24 @@ def audio(tmp_path):
     soundfile.write(place / "e.opus", speak(TEXT), RATE, format="OGG", subtype="OPUS")
     (place / "bad one.wav").write_bytes(b"no audio")
     return place
+
+
+def test_language_is_given_by_an_option_and_one_that_the_model_does_not_know_is_refused(tmp_path):
+    bundle_with_languages(tmp_path / "model")
+    soundfile.write(tmp_path / "a.wav", speak(TEXT), RATE)
+    asked = tmp_path / "a.wav", "--vad", "none", "--json"
+    for code in ("de", "en"):
+        found = json.loads(transcribe(*asked, "--language", code, model=tmp_path / "model").stdout)
+        assert [entry["language"] for entry in found["files"]] == [code]
+    assert "languages de, en, not 'fr'" in transcribe(
+        *asked, "--language", "fr", model=tmp_path / "model", code=1
+    ).stderr.replace("\n", " ")
+    tiny_bundle(tmp_path / "other")
+    assert "no tokens of languages" in transcribe(*asked, "--language", "de", model=tmp_path / "other", code=1).stderr
+    assert (
+        "--language needs whole"
+        in transcribe(tmp_path / "a.wav", "--stream", "--language", "de", model=tmp_path / "other", code=1).stderr
+    )
 
 
 def test_json_of_a_recognizer_without_times_has_no_words_and_formats_of_times_are_refused(tmp_path, monkeypatch):

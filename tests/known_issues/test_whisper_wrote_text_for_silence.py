@@ -162,12 +162,19 @@ def test_each_utterance_gets_the_language_that_is_most_probable(several):
     assert fixed.language == ""
 
 
-def searched_languages(names, heard, read):
+def test_given_languages_are_taken_and_the_others_found(several):
+    names = tokens(language="auto", prompt="lo")
+    heard = [{names.languages[code]: 0.4} for code in ("de", "en", "de")]
+    found = searched_languages(names, heard, [], ["en-GB", "", "de"])
+    assert [hypothesis.language for hypothesis in found] == ["en", "en", "de"]
+
+
+def searched_languages(names, heard, read, given=None):
     text = [(token, 0.5) for token in (*names.encode("hello"), names.end)]
     net = Scripted(names.size, heard, text, len(names.start), names.opening)
     step = net.step
     net.step = lambda tokens, cache: read.append(tokens.tolist()) or step(tokens, cache)
-    return AttentionSearch(AttentionDecodeConfig(beam=1), net, names)(*frames(range(len(heard))))
+    return AttentionSearch(AttentionDecodeConfig(beam=1), net, names)(*frames(range(len(heard))), None, given)
 
 
 def test_models_for_english_only_have_no_choice():
@@ -231,6 +238,18 @@ def test_what_the_decoder_network_reads_has_each_utterances_language(several):
 
     read = task._read(Part(), torch.zeros(1))
     assert read.tolist() == [[*names.start_of("de"), 5, 6], [*names.start_of("en"), 7, 0]]
+
+
+def test_training_predicts_the_language_behind_what_precedes_it(several):
+    pytest.importorskip("transformers")
+    spec = described(language="auto", prompt="lo")
+    names, network = spec.build_tokenizer(), spec.build_model().eval()
+    read = torch.tensor([[*names.start_of("en"), 5, 6]])
+    encoded, counts = torch.randn(1, 4, network.width), torch.tensor([4])
+    behind = network.decoder(read, encoded, counts)[:, [names.opening, *range(len(names.start) - 1, read.shape[1])]]
+    assert torch.equal(network.outputs(encoded, counts, read), behind)
+    assert names.opening > 0
+    assert behind.shape[1] == 4  # the language, two tokens, the end
 
 
 # --- real weights

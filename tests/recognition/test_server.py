@@ -6,13 +6,13 @@ import time
 
 import numpy as np
 import pytest
-from support import load_beside, silent_system
+from support import bundle_with_languages, load_beside, silent_system
 
 from recognition.serving.models import LoadedModel
 from recognition.serving.queue import RecordingTooLongError
 from recognition.systems import SYSTEMS
 from recognition.transcriber import Transcriber
-from speech.vad import EnergyConfig
+from speech.vad import EnergyConfig, EverythingConfig
 
 tones = load_beside(__file__, "running_server.py")
 RATE, speak, flac, post, fetch, wait_for = tones.RATE, tones.speak, tones.flac, tones.post, tones.fetch, tones.wait_for
@@ -383,6 +383,25 @@ def test_the_page_loads_nothing_from_elsewhere(server):
     assert "default-src 'none'" in headers["Content-Security-Policy"]
     assert b"http://" not in page
     assert b"https://" not in page
+
+
+def test_a_model_with_tokens_of_languages_is_told_the_one_that_a_client_names(tmp_path):
+    bundle_with_languages(tmp_path)
+    audio = flac(speak("echo"))
+    with tones.running(Transcriber(tmp_path, vad=EverythingConfig())) as server:
+        for given, told in (("de", "de"), ("en-US", "en")):
+            assert post(server, audio, response_format="verbose_json", language=given)[2]["language"] == told
+        found = post(server, audio, response_format="verbose_json")[2]["language"]
+        assert found in ("de", "en")
+        status, _, content = post(server, audio, language="fr")
+        error = content["error"]
+        assert (status, error["code"], error["param"]) == (400, "invalid_value", "language")
+        assert "knows the languages de, en, not 'fr'" in error["message"]
+
+
+def test_a_model_without_tokens_of_languages_repeats_the_one_that_a_client_names(server):
+    answer = post(server, flac(speak("echo")), response_format="verbose_json", language="fr")[2]
+    assert (answer["text"], answer["language"]) == ("echo", "fr")
 
 
 def test_a_model_without_word_times_gives_what_needs_none(tmp_path, monkeypatch):

@@ -26,6 +26,7 @@ from speech.decoding.token_search import TokenSearchConfig
 from speech.models import LstmPredictorConfig, StatelessPredictorConfig, TransformerDecoderConfig
 from speech.objectives import AttentionConfig, CtcConfig, TransducerConfig
 from speech.objectives.base import CtcShareConfig
+from speech.vad import EverythingConfig
 from storage.objects import ObjectStore
 from tasks.simulated_speech import Speech
 
@@ -70,6 +71,20 @@ CASES = {
         change=('"layers": 1', '"layers": 2'),
         parts=frozenset({"decoder"}),
     ),
+    "attention with languages": Case(
+        AttentionSystem(
+            decoder_network=TransformerDecoderConfig(dim=32, layers=1, heads=2, dropout=0.0, language="auto")
+        ),
+        AttentionConfig,
+        {"epochs": 14, "optimizer": {"lr": 5e-3}},
+        AttentionDecodeConfig,
+        {"ctc_weight": 0.8},
+        loss=1.5,
+        wer=0.7,
+        errors=2,
+        change=('"layers": 1', '"layers": 2'),
+        parts=frozenset({"decoder"}),
+    ),
     "transducer": Case(
         TransducerSystem(predictor=LstmPredictorConfig(dim=16, dropout=0.0), joint_dim=32, ctc=True),
         TransducerConfig,
@@ -99,6 +114,7 @@ def trained(case, corpus, tmp_path_factory):
     return tones.train_here(corpus.job(tmp_path_factory.mktemp(case.kind), spec=spec, **changes))
 
 
+languages = pytest.mark.parametrize("case", ["attention with languages"], indirect=True)
 attention = pytest.mark.parametrize("case", ["attention"], indirect=True)
 transducer = pytest.mark.parametrize("case", ["transducer"], indirect=True)
 
@@ -230,7 +246,8 @@ def test_training_may_begin_with_a_ctc_models_encoder_or_with_a_model_of_the_sam
     assert {name.partition(".")[0] for name in given.new} == case.parts
     theirs = source.weights()
     assert torch.equal(given.weights["encoder.layers.0.linear.weight"], theirs["layers.0.linear.weight"])
-    assert torch.equal(given.weights["ctc.weight"], theirs["output.weight"])
+    text = len(theirs["output.weight"])  # tokens of languages are new
+    assert torch.equal(given.weights["ctc.weight"][:text], theirs["output.weight"])
     own.save(tmp_path / "own", dict(own.build_model().state_dict()))
     again = transfer_weights(open_source(tmp_path / "own"), own, own.build_model())
     assert (again.incomplete, again.left_out, again.new) == ((), (), ())
@@ -321,6 +338,60 @@ def test_nothing_is_said_nine_times_on_end_in_what_is_no_speech(trained, name, f
     for phrase in range(1, 17):
         for start in range(len(words) - 9 * phrase + 1):
             assert words[start : start + 9 * phrase] != words[start : start + phrase] * 9
+
+
+@languages
+def test_language_is_found_where_none_is_given(trained, corpus, tmp_path):
+    recognizer = Recognizer.load(trained.bundle, AttentionDecodeConfig(beam=1))
+    assert list(recognizer.languages) == ["de", "en"]
+    data = open_set(corpus.url("valid"), RATE, tmp_path)
+    found = [
+        (hypothesis.language, tones.language_of(text.split())[:2])
+        for part, encoded in encode_set(recognizer, data, np.arange(len(data)))
+        for text, hypothesis in zip(part.texts, recognizer.search(encoded), strict=True)
+    ]
+    assert len({wanted for _, wanted in found}) == 2
+    assert sum(language == wanted for language, wanted in found) >= len(found) - 2
+
+
+@languages
+def test_sets_are_decoded_in_the_languages_that_the_data_name_if_so_configured(trained, corpus, tmp_path):
+    recognizer = Recognizer.load(trained.bundle, AttentionDecodeConfig(beam=1, language="given"))
+    data = open_set(corpus.url("valid"), RATE, tmp_path)
+    for part, encoded in encode_set(recognizer, data, np.arange(len(data)), batch_seconds=1.0):
+        assert encoded.languages == [tones.language_of(text.split())[:2] for text in part.texts]
+        assert [hypothesis.language for hypothesis in recognizer.search(encoded)] == encoded.languages
+    del recognizer.tokenizer.languages["de"]  # the model would have to find what it cannot be told
+    (_, encoded), *_ = encode_set(recognizer, data, np.arange(len(data)))
+    assert set(encoded.languages) == {"", "en"}
+
+
+@languages
+def test_recordings_may_be_in_different_languages_and_a_wrong_one_is_obeyed(trained):
+    transcriber = Transcriber(trained.bundle, AttentionDecodeConfig(beam=2), vad=EverythingConfig())
+    waves = [tones.speak([word], np.random.default_rng(5)) for word in ("ba", "gu")]
+    assert [transcript.language for transcript in transcriber.transcribe(waves)] == ["de", "en"]
+    assert [transcript.language for transcript in transcriber.transcribe(waves, language="en-US")] == ["en", "en"]
+    opened = [transcriber.open(wave, language=code) for wave, code in zip(waves, ("en", ""), strict=True)]
+    while left := [recording for recording in opened if not recording.finished]:
+        transcriber.advance(left)
+    assert [recording.transcript.language for recording in opened] == ["en", "en"]
+    with pytest.raises(DecodeError, match="knows the languages de, en, not 'fr': give one"):
+        transcriber.transcribe(waves, language="fr")
+
+
+@attention
+def test_model_without_tokens_of_languages_is_told_none(trained):
+    transcriber = Transcriber(trained.bundle)
+    with pytest.raises(DecodeError, match=r"no tokens of languages.*decoder_network\.language auto"):
+        transcriber.open(torch.zeros(RATE), language="en")
+
+
+@languages
+def test_model_with_tokens_of_languages_is_not_exported(trained, tmp_path):
+    spec, network = load_bundle(trained.bundle)
+    with pytest.raises(ValueError, match=r"cannot be exported: .*`starling transcribe`.*language other than auto"):
+        spec.system.graphs(spec, network, None)
 
 
 def test_attention_without_ctc_has_no_share_of_it_in_the_loss(corpus, tmp_path):

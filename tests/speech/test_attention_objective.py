@@ -82,6 +82,25 @@ def test_losses_and_gradients_are_those_of_a_plain_reference(weight, smoothing, 
         assert float(grads[which][tuple(place)]) == pytest.approx((moved[0] - moved[1]) / (2 * step), abs=1e-7)
 
 
+def test_language_is_a_token_before_the_text():
+    (encoder, decoder), spoken = scores(places=5), ["en-US", "de", "de", "en"]
+    objective = JointAttention(AttentionConfig(ctc_weight=0.3), languages={"en": 3, "de": 4})
+    outputs = joint_outputs(encoder.log_softmax(-1), decoder.log_softmax(-1))
+    given = SimpleNamespace(**vars(targets()), languages=spoken)
+    losses, _ = objective.losses(outputs, torch.tensor(FRAMES), given)
+    texts = reference(encoder.tolist(), decoder[:, 1:].tolist(), 0.3, 0.1, 0)
+    for row, token in enumerate((3, 4, 4, 3)):
+        log_probs = softmax(decoder[row, 0].tolist())
+        language = -0.9 * log_probs[token] - 0.1 * sum(log_probs) / VOCAB
+        assert losses[row].item() == pytest.approx(texts[row] + 0.7 * language)
+    assert objective.items(given) == sum(LENGTHS) + 2 * len(LENGTHS)
+    right = torch.full_like(decoder, -9.0)
+    right[[0, 1, 2, 3], 0, [3, 4, 4, 4]] = 0.0  # the last one is wrong, and all places of texts but ends are
+    right[:, 1:, 0] = 0.0
+    figures = objective.figures(right, torch.tensor(FRAMES), given)
+    assert figures == {"token_accuracy": (3.0 + len(LENGTHS), objective.items(given))}
+
+
 def test_utterance_too_short_for_ctc_has_no_loss_and_is_counted():
     encoder, decoder = scores()
     outputs = joint_outputs(encoder.log_softmax(-1), decoder.log_softmax(-1))

@@ -54,6 +54,30 @@ class TokenizerSuite:
         text = " ".join(words)
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
+    def test_languages_stand_behind_the_tokens_of_texts(self, tokenizer):
+        made = tokenizer.with_languages(["de-CH", "en", "", "de"])
+        assert (made.num_text, made.symbols) == (tokenizer.size, [*tokenizer.symbols, "<|de|>", "<|en|>"])
+        assert made.languages == {"de": tokenizer.size, "en": tokenizer.size + 1}
+        assert [made.start_of(language) for language in ("de_AT", "EN")] == [(0, tokenizer.size), (0, made.size - 1)]
+        assert made.suppressed == (tokenizer.size, tokenizer.size + 1)
+        for text in TEXTS:
+            assert made.encode(text) == tokenizer.encode(text)
+            assert made.decode(made.encode(text)) == text
+        with pytest.raises(TokenError, match="is not text"):
+            made.decode([tokenizer.size])
+        assert made.pieces() == [*tokenizer.pieces(), b"", b""]
+        value = json.loads(json.dumps(made.to_dict()))
+        again = tokenizer_from_dict(value)
+        assert (again.symbols, again.languages, again.start) == (made.symbols, made.languages, made.start)
+        assert {name: value[name] for name in value if name != "languages"} == tokenizer.to_dict()
+        none = made.with_languages([])
+        assert (none.symbols, none.languages, none.start, none.suppressed) == (tokenizer.symbols, {}, (0,), ())
+        with pytest.raises(TokenError, match="'fr' is none of the languages of the tokens"):
+            made.start_of("fr")
+        for languages in ("de", [3]):
+            with pytest.raises(TokenError, match="must be a list of codes"):
+                tokenizer_from_dict(value | {"languages": languages})
+
     def test_tokenizer_survives_a_json_round_trip(self, tokenizer):
         value = json.loads(json.dumps(tokenizer.to_dict()))
         again = tokenizer_from_dict(value)
@@ -172,6 +196,11 @@ def test_unknown_kind_is_refused(value):
 def test_damaged_symbols_are_refused(symbols):
     with pytest.raises(TokenError):
         tokenizer_from_dict({"kind": "characters", "symbols": symbols})
+
+
+def test_text_that_looks_like_the_token_of_a_language_is_refused():
+    with pytest.raises(TokenError, match=r"the texts have the token <\|de\|>"):
+        train_tokenizer(TokenConfig(kind="words"), ["ja <|de|>"]).with_languages(["en", "de"])
 
 
 def test_symbols_of_another_language_are_accepted():

@@ -7,7 +7,7 @@ from speech.scoring import score_sets
 from tasks.dataset.tables import read_table
 from tasks.scores import summarize
 from tasks.stages import score
-from tasks.stages.score import by_corpus, figures, learned_nothing, score_rows
+from tasks.stages.score import by_group, figures, learned_nothing, score_rows
 
 
 def row(name, ref, hyp, speaker="s", domain=""):
@@ -68,8 +68,8 @@ def test_the_alignment_report_names_every_utterance(finished):
 def test_errors_are_listed_by_corpus_if_there_are_several():
     rows = [row("a", "x y", "x z") | {"corpus": "one"}, row("b", "x", "x") | {"corpus": "two"}]
     rows.append(row("c", "y y", "y") | {"corpus": "one"})
-    by_name = by_corpus(score_rows(rows), rows)
-    assert {name: (counts.errors, counts.ref_words) for name, counts in by_name.items()} == {
+    by_name = by_group(score_rows(rows), (row["corpus"] for row in rows))
+    assert {name: (counts["errors"], counts["ref_words"]) for name, counts in by_name.items()} == {
         "one": (2, 4),
         "two": (0, 1),
     }

@@ -11,7 +11,7 @@ from tasks.dataset.tables import read_table
 from tasks.stages.base import Run
 from tasks.stages.prepare import MANIFEST, PREPARE
 from tasks.stages.quarantined import QuarantineError, left_out_lines
-from tasks.stages.score import by_corpus, score_rows
+from tasks.stages.score import by_group, score_rows
 from tasks.stages.shard import SHARD
 
 
@@ -95,5 +95,7 @@ def test_word_error_rates_are_counted_by_source():
         return {"id": f"{corpus} {hyp}", "ref": "a b", "hyp": hyp, "speaker": "", "domain": "", "corpus": corpus}
 
     rows = [row("old", "a b"), row("new", "a c"), row("old", "a"), row("new", "c c")]
-    rates = {name: counts.wer for name, counts in by_corpus(score_rows(rows), rows).items()}
+    rates = {
+        name: counts["wer"] for name, counts in by_group(score_rows(rows), (row["corpus"] for row in rows)).items()
+    }
     assert rates == {"new": 0.75, "old": 0.25}

@@ -18,6 +18,7 @@ import torch
 from support import made_once
 
 from recognition.bundle import BundleSpec
+from recognition.system import SystemConfig
 from speech.audio import decode_audio, encode_flac
 from speech.features import CmvnStats, LogMelConfig, build_features
 from speech.models import MODELS, ModelConfig
@@ -62,6 +63,11 @@ def speak(words: list[str], rng: np.random.Generator) -> torch.Tensor:
     return torch.from_numpy(wave + rng.normal(0, 0.003, len(wave))).float()
 
 
+def language_of(words: list[str]) -> str:
+    """Of an utterance, which its first word tells."""
+    return "de-CH" if WORDS.index(words[0]) < len(WORDS) // 2 else "en"
+
+
 def make_sample(number: int, words: list[str], rng: np.random.Generator, prefix: str) -> Sample:
     wave = speak(words, rng)
     row = {
@@ -71,6 +77,7 @@ def make_sample(number: int, words: list[str], rng: np.random.Generator, prefix:
         "text": " ".join(words),
         "speaker": f"speaker{number % 3}",
         "domain": "tones",
+        "language": language_of(words),
     }
     return Sample(f"{prefix}{number:03d}", {"flac": encode_flac(wave, RATE)}, row)
 
@@ -108,6 +115,8 @@ class Corpus:
 
     def spec(self, kind: str = "blstm", **changes: object) -> BundleSpec:
         tokenizer = train_tokenizer(TokenConfig(kind="words"), [row.row["text"] for row in self.train])
+        if isinstance(system := changes.get("system"), SystemConfig) and system.tells_languages:
+            tokenizer = tokenizer.with_languages(sorted({row.row["language"] for row in self.train}))
         values = {
             "sample_rate": RATE,
             "features": FEATURES,

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -98,24 +99,34 @@ class EncoderDecoder(EncoderWithCtc):
         vocab_size: Tokens, the one that ends a text included.
         num_start: How many tokens precede every text.
         ctc: Whether the encoder has CTC.
+        opening: Place of the token behind which the language is predicted, if it is.
     """
 
     parts = ("decoder",)
     token_rows = ("decoder.embed_tokens.weight", "decoder.output.weight", "decoder.output.bias")
 
     def __init__(
-        self, encoder: AcousticModel, decoder: DecoderNetworkConfig, vocab_size: int, num_start: int, ctc: bool
+        self,
+        encoder: AcousticModel,
+        decoder: DecoderNetworkConfig,
+        vocab_size: int,
+        num_start: int,
+        ctc: bool,
+        opening: int | None = None,
     ) -> None:
         super().__init__(encoder, ctc)
         self.decoder = decoder.build(self.width, vocab_size)
-        self._num_start = num_start
+        self._num_start, self._opening = num_start, opening
 
     @override
     def outputs(self, encoded_BTD: Tensor, frames: Tensor, tokens_BL: Tensor) -> Tensor:
         """Log probabilities of frames by CTC and of the tokens' places, see `joint_outputs`.
 
         Returns:
-            [batch, output frames + most tokens + 1, vocab_size].
+            [batch, output frames + most tokens + 1, vocab_size]; one place more if languages are predicted.
         """
         decoded = self.decoder(tokens_BL, encoded_BTD, frames)
-        return joint_outputs(self.posteriors(encoded_BTD), decoded[:, self._num_start - 1 :])
+        wanted = decoded[:, self._num_start - 1 :]
+        if self._opening is not None:
+            wanted = torch.cat((decoded[:, self._opening : self._opening + 1], wanted), dim=1)
+        return joint_outputs(self.posteriors(encoded_BTD), wanted)

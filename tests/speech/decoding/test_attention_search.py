@@ -115,6 +115,32 @@ def test_unlimited_beam_finds_the_best_of_all_texts(weight, bonus, power):
         assert all(score < -1e3 for score in several.values())  # impossible by CTC
 
 
+def test_best_of_all_texts_is_found_behind_the_most_probable_language_or_the_given_one():
+    plain, counts = tokenizer(3), (4, 3, 3)
+    tokens = plain.with_languages(["de", "en"])
+    net, (encoded, frames, _) = network(tokens.size, seed=3), speech(counts, 3)
+    search = AttentionSearch(AttentionDecodeConfig(**ALL, ctc_weight=0.0), net, tokens)
+
+    def scores_of(row, languages):
+        """The best text of all, behind one of some languages, and the language."""
+        first = net(torch.tensor([[0]]), encoded[row : row + 1, : counts[row]], frames[row : row + 1])[0, 0].detach()
+        best = max(languages, key=lambda code: first[tokens.languages[code]].item())
+        scores = {}
+        for text in texts(3, counts[row]):
+            read = torch.tensor([[*tokens.start_of(best), *text]])
+            after = net(read, encoded[row : row + 1, : counts[row]], frames[row : row + 1])[0, 1:].double().detach()
+            scores[text] = float(after[torch.arange(len(text) + 1), torch.tensor([*text, 0])].sum())
+        text = max(scores, key=scores.get)
+        return best, plain.decode(text), pytest.approx(scores[text], abs=1e-4)
+
+    for given in (None, ["", "de", "en"], ["en", "de", ""]):
+        wanted = [scores_of(row, [code] if code else ["de", "en"]) for row, code in enumerate(given or ("", "", ""))]
+        for beam in ({}, {"nbest": 3, "times": "attention"}):
+            found = search.with_config(search.cfg.model_copy(update=beam))(encoded, frames, None, given)
+            assert [(one.language, one.text, one.score) for one in found] == wanted
+    assert {language for language, *_ in wanted} == {"de", "en"}
+
+
 def test_probabilities_of_all_texts_up_to_a_length_are_those_of_the_decoder_network():
     size, counts = 4, (4,)
     net, (encoded, frames, _) = network(size), speech(counts, size)

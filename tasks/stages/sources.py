@@ -47,8 +47,9 @@ def open_source(source: SourceConfig) -> CorpusReader:
                 )
             except SynthesizerMissingError as error:
                 raise StageError(f"data.sources: kind synthetic: {error}") from error
-        name = source.corpus or "synthetic"
-        return open_corpus("table", str(table), corpus=name, domain=source.domain, language=source.language)
+        return open_corpus(
+            "table", str(table), corpus=source.corpus_name, domain=source.domain, language=source.language
+        )
     if unset := re.search(r"\$\{?(\w+)", source.path):
         raise ConfigError(
             f"data.sources: the path {source.path!r} needs the environment variable {unset[1]}: export "
@@ -58,7 +59,7 @@ def open_source(source: SourceConfig) -> CorpusReader:
     return open_corpus(
         source.kind,
         source.path,
-        corpus=source.corpus,
+        corpus=source.corpus_name,
         domain=source.domain,
         language=source.language,
         **options,

@@ -49,8 +49,12 @@ def corpora(sources: Iterable[SourceConfig]) -> list[dict[str, str]]:
     """Name, layout, language and licence of each corpus, without duplicates."""
     entries: dict[str, dict[str, str]] = {}
     for source in sources:
-        name = source.corpus or PurePath(source.path).name or source.kind
-        entry = {"corpus": name, "kind": source.kind, "language": source.language, "licence": licence_of(source)}
+        entry = {
+            "corpus": source.corpus_name,
+            "kind": source.kind,
+            "language": source.language,
+            "licence": licence_of(source),
+        }
         entries.setdefault(digest_json(entry), entry)
     return list(entries.values())
 

@@ -21,8 +21,7 @@ from typing_extensions import override
 from configurable.addresses import address_content
 from flows.definition import flow
 from flows.deploy.concurrency import in_turn
-from flows.deploy.deployments import TAG
-from flows.names import new_run_id, pipeline_name
+from flows.names import TAG, new_run_id, pipeline_name
 from flows.pipeline import INGEST, ingest, pipeline
 from flows.pipeline import train as train_flow
 from flows.servers.prefect_api import lasting_url

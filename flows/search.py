@@ -48,6 +48,7 @@ from tasks.stages.bundles import own_bundle
 from tasks.stages.paused import TrialPart, paused_output
 from tasks.stages.train import TRAIN
 from tasks.stages.tuning import validation_trials
+from tasks.tracking.runs import status_after
 from tasks.tracking.search_report import search_result, study_artifacts, write_report
 from tasks.tracking.search_tracking import SearchRun
 
@@ -424,7 +425,7 @@ def run_search(
         prepare(config.model_copy(update={"search": None}))
         trials = (Decodings if search.decodes else TrainedTrials)(config, run_id, study, execute, display)
         say = functools.partial(progress.announce, "search")
-        status, over = "FAILED", _is_over(study, method)
+        over, ended = _is_over(study, method), status_after(None)
         try:
             if not over:
                 trials.open(method.total - len(study.trials))
@@ -433,11 +434,13 @@ def run_search(
             over = _is_over(study, method)
             if not study.stopping and isinstance(trials, TrainedTrials):
                 over = _repeat_best(config, study, trials, say) and over
-            status = "FINISHED"
             trials.draw()
+        except BaseException as error:
+            ended = status_after(type(error))
+            raise
         finally:
             trials.close(over)
-            trials.tracked.end(search_result(study), status)
+            trials.tracked.end(search_result(study), *ended)
     return search_result(study) | {"run_id": run_id, "complete": over, "mlflow_run": trials.tracked.run_id}
 
 

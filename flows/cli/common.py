@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from flows.servers.shutdown import bounded_end, end_if_signalled
+from flows.servers.shutdown import bounded_end, cause, end_if_signalled
 from tasks.config.home import home, own_disks_named
 from tasks.figures import percent
 from tasks.orchestration.logs import LogStream
@@ -137,8 +136,7 @@ def interruptible() -> Iterator[None]:
 
 
 def _say_interrupted(number: int) -> None:
-    cause = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-    err.print(f"interrupted ({cause}): stopping within ten seconds; run the same command again to continue")
+    err.print(f"interrupted ({cause(number)}): stopping within ten seconds; run the same command again to continue")
     err.show_cursor(True)  # progress bars hide it
     # a line that the main thread was printing when it was interrupted would follow; a terminal's bars must still go
     err.quiet = not err.is_terminal

@@ -46,7 +46,7 @@ from tasks.stages.run_sets import scored_sets
 from tasks.stages.score import SCORE
 from tasks.stages.trained_model import trained_model
 from tasks.tracking.datasets import set_inputs
-from tasks.tracking.model_card import STATED, card, card_tags, contents
+from tasks.tracking.model_card import STATED, card, card_tags, contents, scores_table
 from tasks.tracking.promotion import save_stages, settle
 from tasks.tracking.provenance import provenance, version_tags
 from tasks.tracking.registry import CHALLENGER, TESTS_TAG, find_version, record_links, waiting_challenger
@@ -57,12 +57,15 @@ from tasks.tracking.runs import (
     TrainingRun,
     client,
     end_abandoned,
+    end_run,
     experiment_id,
     find_training_run,
     flatten,
     log_inputs,
     log_params,
     set_tags,
+    show_rates,
+    status_after,
     ui_links,
 )
 from tasks.tracking.significance import Decision, tests_tag
@@ -233,8 +236,8 @@ def _make_version(
             with tempfile.TemporaryDirectory() as bundle:
                 tags |= _scores(run)
                 version = _log_model(run, run_id, _complete_bundle(run, Path(bundle)), tags, contained)
-        except BaseException:
-            api.set_terminated(run_id, "FAILED")
+        except BaseException as error:
+            end_run(api, run_id, *status_after(type(error)))
             raise
     return run_id, version
 
@@ -255,8 +258,10 @@ def _describe(api: mlflow.MlflowClient, run: Run, run_id: str, version: str, con
     if contained["flow_run"]:
         links["flow run"] = contained["flow_run"]
     api.update_model_version(name, version, description=card(contained, links))
-    lines = [f"Version {version} of {name}.", *(f"[{text}]({address})" for text, address in links.items())]
-    set_tags(api, run_id, {NOTE_TAG: "  \n".join(lines)})
+    about = " · ".join(f"[{text}]({address})" for text, address in links.items())
+    parts = [scores_table(contained), f"Version {version} of {name}.", *([about] if about else [])]
+    set_tags(api, run_id, {NOTE_TAG: "\n\n".join(parts)})
+    show_rates(api, api.get_run(run_id).info.experiment_id, contained["scores"])
 
 
 class RegisterRecord(StageRecord):
@@ -333,7 +338,7 @@ def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
 
 REGISTER = Stage(
     "register",
-    3,
+    4,
     _inputs,
     _work,
     _still_there,

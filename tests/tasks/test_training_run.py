@@ -17,8 +17,9 @@ from tasks.stages.register import REGISTER
 from tasks.stages.reporter import Reporter
 from tasks.stages.train import TRAIN
 from tasks.tracking.forwarding import Forwarder
+from tasks.tracking.listing import list_runs
 from tasks.tracking.provenance import provenance
-from tasks.tracking.runs import DECISION_TAG, KEY_TAG, TRAINING_TAG, client, experiment_id
+from tasks.tracking.runs import DECISION_TAG, ENDED_TAG, KEY_TAG, NOTE_TAG, TRAINING_TAG, client, experiment_id
 from training.config import TrainConfig
 from training.coordinator.journal import Journal
 from training.launch.training_process import TrainingFailedError
@@ -218,13 +219,17 @@ def test_interrupted_training_continues_in_the_same_run(home, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         TRAIN.execute(run)
     [first] = runs()
-    assert first.info.status == "KILLED"
+    assert (first.info.status, first.data.tags[ENDED_TAG]) == ("KILLED", "stopped by Ctrl-C")
+    assert first.data.tags[NOTE_TAG] == "This run was stopped by Ctrl-C; the same command continues it."
+    [listed] = list_runs(client())
+    assert (listed.status, listed.decision) == ("stopped", "stopped by Ctrl-C")
     assert history(first.info.run_id, "training-learners/loss.0.0")[-1] == (5, 9.0 / 5)
     monkeypatch.setattr(module, "run_training", resumed)
     TRAIN.execute(run)
     [second] = runs()
     assert second.info.run_id == first.info.run_id
     assert second.info.status == "FINISHED"
+    assert not {ENDED_TAG, NOTE_TAG} & second.data.tags.keys()
     steps = [step for step, _ in history(first.info.run_id, "training-learners/loss.0.0")]
     assert steps == [1, 2, 3, 4, 4, 5, 5, 6, 7, 8]  # steps done again are shown twice, the later ones last
     assert second.data.metrics["training-learners/loss.0.0"] == 9.0 / 8

@@ -10,7 +10,8 @@ define PIP_INSTALL
   WARNING:*|DEPRECATION:*|"[notice]"*|"Looking in "*|"Requirement already "*|"Collecting "*|"Obtaining "*) ;; \
   *".metadata ("*|*"Installing build "*|*"Getting requirements "*|*"Preparing "*|*"Checking if "*) ;; \
   *"Building "*|*"Created wheel "*|*"Stored in "*|*"Attempting uninstall"*|*"Found existing "*|*"ninstall"*|"Successfully "*) ;; \
-  *"Downloading "*|*"Using cached "*) line=$${line#*Downloading }; line=$${line#*Using cached }; echo "  $${line##*/}" ;; \
+  *"Downloading "*|*"Using cached "*|"Processing "*) \
+  line=$${line#*Downloading }; line=$${line#*Using cached }; line=$${line#Processing }; echo "  $${line##*/}" ;; \
   "Installing collected packages: "*) echo "  unpacking all of them" ;; \
   "pip failed") status=1 ;; \
   *) printf '%s\n' "$$line" ;; esac; done; exit $$status; }

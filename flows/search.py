@@ -33,7 +33,7 @@ from tasks.config.pipeline import PipelineConfig
 from tasks.config.training import training_content
 from tasks.failures import passes
 from tasks.locking.lock_owner import LockOwner
-from tasks.locking.slots import SlotTakenError, lock_name, machine_lock, run_log, shared_lock
+from tasks.locking.slots import SlotTakenError, lock_name, machine_lock, run_log, said_as, shared_lock
 from tasks.orchestration.artifacts import ProgressArtifact, publish_artifacts, quietly
 from tasks.orchestration.stage_tasks import close_run, open_run, run_plainly
 from tasks.search.config import budget_fields, decoding_values, plain_document, trial_config
@@ -416,8 +416,9 @@ def run_search(
     largest, name = search.largest(config.train), study_name(config)
     method = search.build(largest)
     holder, what = LockOwner.here(run_id, url), f"the study {name}"
-    lock = machine_lock([home() / "locks" / f"search-{lock_name(name)}.lock"], what, config.slots, holder)
-    with lock, shared_lock([lock_name("search", name)], what, config.slots, holder):
+    wait = said_as("search")
+    lock = machine_lock([home() / "locks" / f"search-{lock_name(name)}.lock"], what, config.slots, holder, wait)
+    with lock, shared_lock([lock_name("search", name)], what, config.slots, holder, wait):
         about = {"method": search.method.kind, "trials": method.total, "total_budget": search.total_budget}
         about |= {"work": method.work, "budget": search.budget, "hours": search.hours}
         about |= {"largest": largest, "restarts": search.method.restarts, "minimize": search.minimize}

@@ -43,6 +43,7 @@ Requirement already satisfied: numpy in /usr/lib
   Preparing metadata (pyproject.toml): started
 Downloading https://somewhere/torch-2.11.0-cp311-cp311-linux_x86_64.whl (902.1 MB)
 Using cached filelock-3.1-py3-none-any.whl (12 kB)
+Processing /packages/six-1.17.0-py2.py3-none-any.whl
 Installing collected packages: filelock, torch
 ERROR: it's 100% full\\n: C:\\x
 Successfully installed filelock-3.1 torch-2.11.0
@@ -62,9 +63,10 @@ def test_packages_are_listed_without_warnings_and_errors_end_the_installation(tm
     command = ["make", "setup", f"VENV={tmp_path / 'venv'}", "PYTHON=true"]
     result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert (result.returncode != 0) == (status != 0)
-    assert result.stdout.splitlines()[2:6] == [
+    assert result.stdout.splitlines()[2:7] == [
         "  torch-2.11.0-cp311-cp311-linux_x86_64.whl (902.1 MB)",
         "  filelock-3.1-py3-none-any.whl (12 kB)",
+        "  six-1.17.0-py2.py3-none-any.whl",
         "  unpacking all of them",
         r"ERROR: it's 100% full\n: C:\x",
     ]

@@ -46,6 +46,7 @@ from tasks.stages.run_sets import scored_sets
 from tasks.stages.score import SCORE
 from tasks.stages.trained_model import trained_model
 from tasks.tracking.datasets import set_inputs
+from tasks.tracking.metrics import ERRORS
 from tasks.tracking.model_card import STATED, card, card_tags, contents, scores_table
 from tasks.tracking.promotion import save_stages, settle
 from tasks.tracking.provenance import provenance, version_tags
@@ -85,6 +86,8 @@ _NOTED = (*_REQUIREMENTS, _PIECES, *_SEARCHES, "rapidfuzz", "prefect")
 def _late_metrics(run: Run, at_ms: int) -> list[Metric]:
     """Figures of the stages, such as scores of the test sets and tuned parameters, at the training's last step."""
     metrics = {k: v for name, result in run.results.items() for k, v in get_stage(name).figures(result.record).items()}
+    # again in the folder that MLflow shows first: metrics without a folder come last
+    metrics |= {f"{ERRORS}{name}_wer": metrics[f"{name}.wer"] for name in scored_sets(run) if f"{name}.wer" in metrics}
     return [Metric(name, value, at_ms, _last_step(run)) for name, value in metrics.items()]
 
 

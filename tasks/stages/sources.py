@@ -20,6 +20,7 @@ from tasks.config.home import home
 from tasks.config.mistakes import listed
 from tasks.config.pipeline import ConfigError, PipelineConfig
 from tasks.dataset.sources import SourceConfig
+from tasks.locking.slots import WaitNotice, said_as
 from tasks.stages import progress
 from tasks.stages.base import LOCK_WAIT_S, StageError
 
@@ -40,7 +41,9 @@ def open_source(source: SourceConfig) -> CorpusReader:
     if source.kind == "synthetic":
         config, table = source.synthesis or SynthesisConfig(), synthetic_table(source)
         folder = table.parent
-        with file_lock(folder.with_suffix(".lock"), LOCK_WAIT_S):  # several runs synthesize the same speech once
+        notice = WaitNotice("the synthetic speech", said_as("prepare"))
+        # several runs synthesize the same speech once
+        with file_lock(folder.with_suffix(".lock"), LOCK_WAIT_S, on_wait=notice.wait):
             try:
                 synthesize_corpus(
                     config, folder, lambda done, total: progress.report("prepare", done, total, "synthesizing")

@@ -9,11 +9,11 @@ import mlflow
 from mlflow.entities import Run
 
 from tasks.tracking.known_models import registered_models, unknown_model
-from tasks.tracking.metrics import ELAPSED
+from tasks.tracking.metrics import ELAPSED, VALID_WER
 from tasks.tracking.registry import RegistryError
 from tasks.tracking.runs import DECISION_TAG, ENDED_TAG, STOPPED
 
-_RATE, _VALID = ".wer", "training/valid_wer"
+_RATE = ".wer"
 _PARTS = (".corpus.", ".domain.")
 """Parts of names of error rates that are not of a whole set, such as `test.domain.read.wer`."""
 
@@ -104,7 +104,7 @@ def _version(version: Any, aliases: Mapping[str, str]) -> RegisteredVersion:
 
 def _run(run: Run, experiment: str) -> TrackedRun:
     info, figures = run.info, run.data.metrics
-    valid = {"valid": figures[_VALID]} if _VALID in figures else {}
+    valid = {"valid": figures[VALID_WER]} if VALID_WER in figures else {}
     ended = run.data.tags.get(ENDED_TAG, "")
     return TrackedRun(
         name=info.run_name or info.run_id,

@@ -20,6 +20,7 @@ from mlflow.exceptions import MlflowException
 from tasks.config.home import mlflow_artifacts, mlflow_uri, shown_mlflow_uri
 from tasks.locking.lock_owner import LockOwner
 from tasks.tracking.embedded_database import database_of, make_ready
+from tasks.tracking.metrics import VALID_WER
 
 KEY_TAG = "starling.key"
 TRAINING_TAG = "starling.training"
@@ -113,7 +114,7 @@ def show_rates(api: mlflow.MlflowClient, experiment: str, sets: Iterable[str]) -
     """
     tags = api.get_experiment(experiment).tags
     columns = [f"metrics.`{name}.wer`" for name in sets]
-    columns += ["metrics.`training/valid_wer`", f"tags.`{DECISION_TAG}`", "attributes.`Dataset`", "attributes.`Models`"]
+    columns += [f"metrics.`{VALID_WER}`", f"tags.`{DECISION_TAG}`"]
     link = f"[{_RUNS_TEXT}](#/experiments/{experiment}/runs{_EXPERIMENT_VIEW})"
     wanted = {_VIEW_TAG: json.dumps({"selectedColumns": columns})} | ({} if NOTE_TAG in tags else {NOTE_TAG: link})
     for name, value in wanted.items():

@@ -3,7 +3,19 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# a line for each file that pip fetches, and its errors; neither warnings of a package index nor what is there already
+define PIP_INSTALL
+{ $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --constraint constraints.txt $(1) 2>&1 \
+  || echo "pip failed"; } | { status=0; while IFS= read -r line; do case "$$line" in \
+  WARNING:*|DEPRECATION:*|"[notice]"*|"Looking in "*|"Requirement already "*|"Collecting "*|"Obtaining "*) ;; \
+  *".metadata ("*|*"Installing build "*|*"Getting requirements "*|*"Preparing "*|*"Checking if "*) ;; \
+  *"Building "*|*"Created wheel "*|*"Stored in "*|*"Attempting uninstall"*|*"Found existing "*|*"ninstall"*|"Successfully "*) ;; \
+  *"Downloading "*|*"Using cached "*|"Processing "*) \
+  line=$${line#*Downloading }; line=$${line#*Using cached }; line=$${line#Processing }; echo "  $${line##*/}" ;; \
+  "Installing collected packages: "*) echo "  unpacking all of them" ;; \
+  "pip failed") status=1 ;; \
+  *) printf '%s\n' "$$line" ;; esac; done; exit $$status; }
+endef
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-gpu gpu-report lint docs tables format bench up clean constraints
@@ -16,9 +28,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "1 of 4: an environment in $(VENV) (a few seconds)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "2 of 4: torch with its CUDA libraries (most of 6.4 GB, about three minutes)"
-	@$(PIP_INSTALL) torch torchaudio
+	@$(call PIP_INSTALL,torch torchaudio)
 	@echo "3 of 4: Starling and all other packages (about two minutes)"
-	@$(PIP_INSTALL) --editable '.[dev]'
+	@$(call PIP_INSTALL,--editable '.[dev]')
 	@echo "4 of 4: the search for lists of hypotheses is compiled (about twenty seconds)"
 	@$(BIN)/python -c 'from speech.hmm.lattice import compile_search; compile_search()'
 	@touch $@

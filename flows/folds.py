@@ -9,8 +9,7 @@ from rich.table import Table
 
 from flows.definition import flow
 from flows.deploy.concurrency import in_turn
-from flows.deploy.deployments import TAG
-from flows.names import new_run_id, pipeline_name
+from flows.names import TAG, new_run_id, pipeline_name
 from flows.pipeline import INGEST, TRAIN, pipeline
 from flows.summary import summarize
 from tasks.config.pipeline import PipelineConfig

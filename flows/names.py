@@ -2,27 +2,38 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
-from uuid import uuid4
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4
 
 from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 
-from tasks.config.pipeline import PipelineConfig
+if TYPE_CHECKING:
+    from tasks.config.pipeline import PipelineConfig
+
+TAG = "starling"
+"""Tag of every run: an automation detects its crash."""
 
 
-def new_run_id(config: PipelineConfig) -> str:
+def new_run_id(config: "PipelineConfig") -> str:
     """A readable, unique name for a run; retries of a flow run get the same one."""
     return f"{config.name}-{stamp()}"
 
 
 def stamp() -> str:
-    """Time of a run's creation and six digits of its id; of a new one outside of flows."""
+    """Time of a run and six digits of its id; of a new one outside of flows."""
     context = FlowRunContext.get()
     run = context.flow_run if context else None
-    began = (run.created if run else None) or datetime.now(UTC)
-    ending = run.id.hex[-6:] if run else uuid4().hex[:6]
-    return f"{began:%Y%m%d-%H%M%S}-{ending}"
+    if run is None:
+        return stamp_of(datetime.now(UTC), uuid4())
+    # the server makes scheduled runs days before they are due; the times of others change with retries
+    due = run.expected_start_time if run.auto_scheduled else run.created
+    return stamp_of(due or datetime.now(UTC), run.id)
+
+
+def stamp_of(due: datetime, identity: UUID) -> str:
+    """The end of a run's name: its time in UTC, and six digits of its id."""
+    return f"{due.astimezone(UTC):%Y%m%d-%H%M%S}-{identity.hex[-6:]}"
 
 
 def pipeline_name(what: str, about: str = "{config.corpora}") -> Callable[[], str]:

@@ -15,9 +15,8 @@ from prefect.states import Completed
 
 from flows.definition import flow
 from flows.deploy.concurrency import in_turn
-from flows.deploy.deployments import TAG
 from flows.models import fetch_model, model_uri
-from flows.names import new_run_id, pipeline_name
+from flows.names import TAG, new_run_id, pipeline_name
 from flows.servers.prefect_api import lasting_url
 from flows.summary import summarize, summarize_evaluation
 from flows.watch import waiting

@@ -21,8 +21,7 @@ from typing_extensions import override
 from configurable.addresses import address_content
 from flows.definition import flow
 from flows.deploy.concurrency import in_turn
-from flows.deploy.deployments import TAG
-from flows.names import new_run_id, pipeline_name
+from flows.names import TAG, new_run_id, pipeline_name
 from flows.pipeline import INGEST, ingest, pipeline
 from flows.pipeline import train as train_flow
 from flows.servers.prefect_api import lasting_url
@@ -34,7 +33,7 @@ from tasks.config.pipeline import PipelineConfig
 from tasks.config.training import training_content
 from tasks.failures import passes
 from tasks.locking.lock_owner import LockOwner
-from tasks.locking.slots import SlotTakenError, lock_name, machine_lock, run_log, shared_lock
+from tasks.locking.slots import SlotTakenError, lock_name, machine_lock, run_log, said_as, shared_lock
 from tasks.orchestration.artifacts import ProgressArtifact, publish_artifacts, quietly
 from tasks.orchestration.stage_tasks import close_run, open_run, run_plainly
 from tasks.search.config import budget_fields, decoding_values, plain_document, trial_config
@@ -49,6 +48,7 @@ from tasks.stages.bundles import own_bundle
 from tasks.stages.paused import TrialPart, paused_output
 from tasks.stages.train import TRAIN
 from tasks.stages.tuning import validation_trials
+from tasks.tracking.runs import status_after
 from tasks.tracking.search_report import search_result, study_artifacts, write_report
 from tasks.tracking.search_tracking import SearchRun
 
@@ -416,8 +416,9 @@ def run_search(
     largest, name = search.largest(config.train), study_name(config)
     method = search.build(largest)
     holder, what = LockOwner.here(run_id, url), f"the study {name}"
-    lock = machine_lock([home() / "locks" / f"search-{lock_name(name)}.lock"], what, config.slots, holder)
-    with lock, shared_lock([lock_name("search", name)], what, config.slots, holder):
+    wait = said_as("search")
+    lock = machine_lock([home() / "locks" / f"search-{lock_name(name)}.lock"], what, config.slots, holder, wait)
+    with lock, shared_lock([lock_name("search", name)], what, config.slots, holder, wait):
         about = {"method": search.method.kind, "trials": method.total, "total_budget": search.total_budget}
         about |= {"work": method.work, "budget": search.budget, "hours": search.hours}
         about |= {"largest": largest, "restarts": search.method.restarts, "minimize": search.minimize}
@@ -425,7 +426,7 @@ def run_search(
         prepare(config.model_copy(update={"search": None}))
         trials = (Decodings if search.decodes else TrainedTrials)(config, run_id, study, execute, display)
         say = functools.partial(progress.announce, "search")
-        status, over = "FAILED", _is_over(study, method)
+        over, ended = _is_over(study, method), status_after(None)
         try:
             if not over:
                 trials.open(method.total - len(study.trials))
@@ -434,11 +435,13 @@ def run_search(
             over = _is_over(study, method)
             if not study.stopping and isinstance(trials, TrainedTrials):
                 over = _repeat_best(config, study, trials, say) and over
-            status = "FINISHED"
             trials.draw()
+        except BaseException as error:
+            ended = status_after(type(error))
+            raise
         finally:
             trials.close(over)
-            trials.tracked.end(search_result(study), status)
+            trials.tracked.end(search_result(study), *ended)
     return search_result(study) | {"run_id": run_id, "complete": over, "mlflow_run": trials.tracked.run_id}
 
 

@@ -31,7 +31,47 @@ def test_each_step_of_the_installation_is_announced(tmp_path):
     assert said[5].startswith("4 of 4: the search for lists of hypotheses is compiled")
     assert said[6].startswith("python -c from speech.hmm.lattice import compile_search")
     assert said[7].startswith("installed; ")
-    assert all(line.startswith("python -m pip install --quiet ") for line in (said[2], said[4]))
+    assert all(line.startswith("python -m pip install ") for line in (said[2], said[4]))
+
+
+PIP = """
+WARNING: Location 'file:///packages/torch/' is ignored: it is neither a file nor a directory.
+Looking in indexes: https://somewhere/simple
+Collecting torch
+  Downloading https://somewhere/torch-2.11.0-cp311-cp311-linux_x86_64.whl.metadata (26 kB)
+Requirement already satisfied: numpy in /usr/lib
+  Preparing metadata (pyproject.toml): started
+Downloading https://somewhere/torch-2.11.0-cp311-cp311-linux_x86_64.whl (902.1 MB)
+Using cached filelock-3.1-py3-none-any.whl (12 kB)
+Processing /packages/six-1.17.0-py2.py3-none-any.whl
+Installing collected packages: filelock, torch
+ERROR: it's 100% full\\n: C:\\x
+Successfully installed filelock-3.1 torch-2.11.0
+"""
+
+
+@pytest.mark.parametrize("status", [0, 2])
+def test_packages_are_listed_without_warnings_and_errors_end_the_installation(tmp_path, status):
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    (tmp_path / "pip.txt").write_text(PIP.lstrip())
+    python.write_text(f'#!/bin/sh\n[ "$2" = pip ] || exit 0\ncat {tmp_path}/pip.txt\nexit {status}\n')
+    python.chmod(0o755)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    command = ["make", "setup", f"VENV={tmp_path / 'venv'}", "PYTHON=true"]
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert (result.returncode != 0) == (status != 0)
+    assert result.stdout.splitlines()[2:7] == [
+        "  torch-2.11.0-cp311-cp311-linux_x86_64.whl (902.1 MB)",
+        "  filelock-3.1-py3-none-any.whl (12 kB)",
+        "  six-1.17.0-py2.py3-none-any.whl",
+        "  unpacking all of them",
+        r"ERROR: it's 100% full\n: C:\x",
+    ]
+    assert ("installed; " in result.stdout) == (status == 0)
+    assert (tmp_path / "venv" / ".installed").exists() == (status == 0)
 
 
 def interpreter(version):

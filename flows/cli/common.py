@@ -2,11 +2,10 @@
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from functools import wraps
 from pathlib import Path
@@ -16,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from flows.servers.shutdown import bounded_end, end_if_signalled
+from flows.servers.shutdown import bounded_end, cause, end_if_signalled
 from tasks.config.home import home, own_disks_named
 from tasks.figures import percent
 from tasks.orchestration.logs import LogStream
@@ -121,7 +120,7 @@ def on_prefect(say: Callable[[str], None]) -> Iterator[None]:
 
     with orchestration(say) as url:
         say_prefect(url)
-        with progress_bars():
+        with progress_bars(lines=not wants_json()):  # JSON logs have the lines of Prefect's tasks
             yield
 
 
@@ -137,8 +136,7 @@ def interruptible() -> Iterator[None]:
 
 
 def _say_interrupted(number: int) -> None:
-    cause = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-    err.print(f"interrupted ({cause}): stopping within ten seconds; run the same command again to continue")
+    err.print(f"interrupted ({cause(number)}): stopping within ten seconds; run the same command again to continue")
     err.show_cursor(True)  # progress bars hide it
     # a line that the main thread was printing when it was interrupted would follow; a terminal's bars must still go
     err.quiet = not err.is_terminal
@@ -177,11 +175,14 @@ def run_log(name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def progress_bars() -> Iterator[None]:
+def progress_bars(lines: bool = True) -> Iterator[None]:
     """Show progress on standard error while the block runs: lines, and running stages as bars on a terminal.
 
     Of the lines of a running stage, such as one for each epoch, those are left out that follow another one too soon.
     Where there are no bars, a stage without lines gives one of how far it is.
+
+    Args:
+        lines: Whether to show the lines that stages announce.
     """
     from tasks.stages import progress
 
@@ -197,7 +198,8 @@ def progress_bars() -> Iterator[None]:
             bars.update(shown[stage], completed=done, total=total or None, note=text)
             now = time.monotonic()
             if not err.is_terminal and now - spoke.setdefault(stage, now) >= pauses.get(stage, _QUIET_S):
-                tell(stage, f"{note} {percent(done / total, 0)}".strip() if total > 0 else text)
+                # first, since a note may end in another rate
+                tell(stage, f"{percent(done / total, 0)}{', ' if note else ''}{note}" if total > 0 else text)
 
         def tell(stage: str, text: str) -> None:
             now = time.monotonic()
@@ -214,5 +216,6 @@ def progress_bars() -> Iterator[None]:
             if stage in shown:
                 bars.remove_task(shown.pop(stage))
 
-        with progress.listening(sink), progress.following(tell), progress.ending(end):
+        followed = progress.following(tell) if lines else nullcontext()
+        with progress.listening(sink), followed, progress.ending(end):
             yield

@@ -133,7 +133,7 @@ def _execute(config: "PipelineConfig", force_from: str, until: str, no_prefect: 
     with on_prefect(_say):
         from prefect import tags
 
-        from flows.deploy.deployments import TAG
+        from flows.names import TAG
         from flows.pipeline import pipeline
 
         with tags(TAG):
@@ -164,8 +164,8 @@ def execute_folds(
         with on_prefect(_say):
             from prefect import tags
 
-            from flows.deploy.deployments import TAG
             from flows.folds import crossvalidate
+            from flows.names import TAG
 
             with tags(TAG):
                 flow: Any = crossvalidate

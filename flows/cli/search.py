@@ -79,7 +79,7 @@ def _run(config: Any, no_prefect: bool) -> dict[str, Any]:
     with on_prefect(_say):
         from prefect import tags
 
-        from flows.deploy.deployments import TAG
+        from flows.names import TAG
         from flows.search import search
 
         with tags(TAG):

@@ -7,7 +7,8 @@ server evaluates them, so they work even if no worker runs.
 import json
 from typing import Any
 
-from flows.deploy.deployments import DEPLOYED_TAG, HEARTBEAT_S, TAG
+from flows.deploy.deployments import DEPLOYED_TAG, HEARTBEAT_S
+from flows.names import TAG
 from tasks.config.pipeline import PipelineConfig
 from tasks.orchestration.events import PROMOTED, RECOGNITION_CHANGED, ROLLED_BACK
 

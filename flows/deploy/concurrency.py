@@ -30,7 +30,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run as current
 from prefect.states import Cancelled
 
-from flows.servers.shutdown import bounded_end, interrupted, left_s, outlive_reader
+from flows.servers.shutdown import bounded_end, cause, interrupted, left_s, outlive_reader, shutdown_signal
 from tasks.locking.leases import impatient_client
 from tasks.locking.lock_owner import LockOwner
 from tasks.locking.slots import kept_lease, lock_name, run_log
@@ -38,7 +38,6 @@ from tasks.orchestration.logs import secrets_kept
 
 P = ParamSpec("P")
 _PAGE = 100
-_INTERRUPTED = "interrupted in its terminal"
 _LOOK_S = 3.0
 """Seconds between two checks whether a terminal's run has been cancelled."""
 _LAST_S = 3.0
@@ -81,7 +80,7 @@ def prompt_end(run: FlowRun) -> Iterator[None]:
         with suppress(Exception), impatient_client() as client:
             state = client.read_flow_run(_open[0].id).state  # a run within another is cancelled with it
             if interrupted() or (state is not None and state.is_cancelling()):
-                how = _INTERRUPTED if interrupted() else "cancelled"
+                how = _stopped_text() if interrupted() else "cancelled"
                 _set_cancelled(client, run, f"{how}; all its processes have ended")
         if isinstance(error, KeyboardInterrupt):  # the engine drops it if the state is final
             raise TerminationSignal(signal.SIGINT) from error
@@ -121,11 +120,15 @@ def _heed(run: UUID, over: threading.Event) -> None:
                 return
 
 
+def _stopped_text() -> str:
+    return f"stopped in its terminal by {cause(shutdown_signal())}"
+
+
 def _cancel_all() -> None:
     """Set the runs of this process to Cancelled before it is killed, since it does not end in time by itself."""
     with suppress(Exception), impatient_client() as client:
         for run in list(_open):
-            _set_cancelled(client, run, f"{_INTERRUPTED}; its processes are killed")
+            _set_cancelled(client, run, f"{_stopped_text()}; not all of its processes have ended in time")
 
 
 def _as_deployed(run: FlowRun, flow: Callable[[], Any]) -> Any:

@@ -12,6 +12,7 @@ import yaml
 
 import flows
 from flows.deploy.pools import DEFAULT_QUEUE, IMAGE_FOLDER, POOL, WorkPool, make_pool
+from flows.names import TAG
 from tasks.config.pipeline import PipelineConfig
 from tasks.orchestration.nodes import QUEUE
 
@@ -19,8 +20,6 @@ __all__ = ["DEFAULT_QUEUE", "FOLDS", "POOL", "SCHEDULED", "Options", "Scheduled"
 
 FOLDS = 5
 """Default number of folds of a deployed cross-validation."""
-TAG = "starling"
-"""Tag of every run: an automation detects its crash."""
 DEPLOYED_TAG = "starling-deployed"
 """Tag of the runs that a webhook is called about: those of deployments, but not nested ones, nodes or a terminal's."""
 HEARTBEAT_S = 30

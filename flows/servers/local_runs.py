@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _RUN = b"PREFECT__FLOW_RUN_ID="
 _POLL_S = 0.2
-_MESSAGE = "ended with starling up"
+_MESSAGE = "stopped with starling up"
 
 
 def end_runs(workers: list[Service], patience_s: float) -> None:
@@ -97,4 +97,6 @@ def _cancel(client: "SyncPrefectClient", run: UUID) -> None:
         _cancel(client, part.id)
     state = client.read_flow_run(run).state
     if state is None or not state.is_final():
-        client.set_flow_run_state(run, Cancelled(message=f"{_MESSAGE}; its processes are killed"), force=True)
+        client.set_flow_run_state(
+            run, Cancelled(message=f"{_MESSAGE}; not all of its processes have ended in time"), force=True
+        )

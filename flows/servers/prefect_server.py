@@ -1,4 +1,4 @@
-"""Prefect's server with three fixes: for heartbeats after a restart, and for schedules.
+"""Prefect's server with four fixes: for heartbeats after a restart, and for schedules.
 
 Prefect stores the window in which a run's next heartbeat is due in its database, and evaluates it two seconds after the
 server starts. Runs that continued while the server was down would be marked as crashed before their next heartbeat. So
@@ -12,6 +12,8 @@ Automations see a run's state changes in their order. Prefect inserts scheduled 
 state, and would hold back all that follow for 15 minutes: the end of a short run came after its heartbeat had been
 missed, and its failure was notified late.
 
+Prefect gives scheduled runs names of animals until they start; ours say what they are of, and when they are due.
+
 Start it as `uvicorn --factory flows.servers.prefect_server:create_app`.
 """
 
@@ -20,6 +22,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
+
+from flows.names import TAG, stamp_of
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +35,7 @@ def create_app() -> Any:
 
     let_schedules_insert()
     let_scheduled_runs_count()
+    name_scheduled_runs()
     app = prefect_app()
     inner = app.router.lifespan_context
 
@@ -67,6 +73,26 @@ def let_scheduled_runs_count() -> None:
         return not scheduled and bool(close_together(occurred, initial_state))
 
     module._timing_is_tight = follows
+
+
+def name_scheduled_runs() -> None:
+    """Name the scheduled runs of our deployments after flow, configuration and time, until they start."""
+    from prefect.server.models import deployments
+
+    # as Any: a private function of the pinned version
+    module: Any = deployments
+    generate = module._generate_scheduled_flow_runs
+
+    async def generate_named(db: Any, session: Any, deployment_id: UUID, **given: Any) -> list[dict[str, Any]]:
+        runs: list[dict[str, Any]] = await generate(db, session=session, deployment_id=deployment_id, **given)
+        if any(TAG in run["tags"] for run in runs):
+            deployment = await session.get(db.Deployment, deployment_id)
+            flow = await session.get(db.Flow, deployment.flow_id)
+            for run in runs:
+                run["name"] = f"{flow.name} {deployment.name}-{stamp_of(run['expected_start_time'], run['id'])}"
+        return runs
+
+    module._generate_scheduled_flow_runs = generate_named
 
 
 async def reopen_windows() -> int:

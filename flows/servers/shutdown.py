@@ -181,6 +181,11 @@ def _restore(number: int) -> None:
         setattr(engine, _PREFECT_HANDLER, handler.before)
 
 
+def cause(number: int) -> str:
+    """What a user calls a signal that asked this process to end."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
 def shutdown_signal() -> int:
     """The signal that asked this process to end; 0 if there was none."""
     return _countdown.number if _countdown else 0

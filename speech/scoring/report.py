@@ -40,6 +40,22 @@ class Confusions:
         }
 
 
+@dataclass(frozen=True)
+class AlikeUtterances:
+    """A speaker's utterances of the same words, some of which have errors."""
+
+    worst: UtteranceScore
+    """One of those with the most errors, recognized as most of these are."""
+    wrong: int
+    """Number of utterances with errors."""
+    spoken: int
+    """Number of all of them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON value: the worst one's, with both numbers."""
+        return {**self.worst.to_dict(), "wrong": self.wrong, "spoken": self.spoken}
+
+
 def mark(steps: Iterable[Step]) -> str:
     """Writes an alignment as one line of text with the errors marked."""
     return " ".join(_mark(step) for step in steps)
@@ -60,10 +76,24 @@ def count_confusions(report: ScoreReport) -> Confusions:
     )
 
 
-def worst_utterances(report: ScoreReport, limit: int = 20) -> list[UtteranceScore]:
-    """Returns the utterances with the most errors; ties are sorted by error rate (highest first), then by id."""
-    wrong = [utterance for utterance in report.utterances if utterance.counts.errors]
-    return sorted(wrong, key=lambda u: (-u.counts.errors, u.counts.ref_words, u.id))[:limit]
+def worst_utterances(report: ScoreReport, limit: int = 20) -> list[AlikeUtterances]:
+    """Returns the utterances with the most errors, of each speaker and text one.
+
+    Ties are sorted by the number of utterances that are alike, then by error rate (highest first), then by id.
+    """
+    kinds: dict[tuple[str, str], list[UtteranceScore]] = {}
+    for utterance in report.utterances:
+        kinds.setdefault((utterance.speaker, " ".join(utterance.ref.split())), []).append(utterance)
+    alike = [_alike(utterances) for utterances in kinds.values() if any(u.counts.errors for u in utterances)]
+    return sorted(alike, key=lambda a: (-a.worst.counts.errors, -a.wrong, a.worst.counts.ref_words, a.worst.id))[:limit]
+
+
+def _alike(utterances: Sequence[UtteranceScore]) -> AlikeUtterances:
+    most = max(utterance.counts.errors for utterance in utterances)
+    worst = [utterance for utterance in utterances if utterance.counts.errors == most]
+    heard = Counter(utterance.hyp for utterance in worst)
+    shown = min(worst, key=lambda utterance: (-heard[utterance.hyp], utterance.id))
+    return AlikeUtterances(shown, sum(u.counts.errors > 0 for u in utterances), len(utterances))
 
 
 def alignment_report(utterances: Sequence[UtteranceScore]) -> str:
@@ -91,13 +121,20 @@ def text_report(report: ScoreReport, *, limit: int = 20) -> str:
     parts.append(_table("Substitutions", [(n, f"{ref} -> {hyp}") for ref, hyp, n in confusions.substitutions[:limit]]))
     parts.append(_table("Deletions", [(n, ref) for ref, n in confusions.deletions[:limit]]))
     parts.append(_table("Insertions", [(n, hyp) for hyp, n in confusions.insertions[:limit]]))
-    parts.append("Worst utterances\n" + alignment_report(worst_utterances(report, limit)))
+    worst = worst_utterances(report, limit)
+    parts.append("Worst utterances, of each speaker and text one\n" + "".join(_worst_lines(alike) for alike in worst))
     parts.append("All utterances\n" + alignment_report(report.utterances))
     return "\n".join(parts)
 
 
 def _steps(utterance: UtteranceScore) -> list[Step]:
     return align_texts(utterance.ref, utterance.hyp, utterance.rules)
+
+
+def _worst_lines(alike: AlikeUtterances) -> str:
+    others = f"; {alike.wrong} of {alike.spoken} alike have errors" if alike.spoken > 1 else ""
+    utterance = alike.worst
+    return f"{utterance.id}  {_errors(utterance.counts)}{others}\n  {mark(_steps(utterance))}\n"
 
 
 def _mark(step: Step) -> str:

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -29,6 +30,14 @@ RECORDING_SUFFIXES = AUDIO_SUFFIXES | frozenset(_OTHERS.split())
 """Also of recordings that must be converted first."""
 SET_OF_SPLIT = {"dev": "valid", "validation": "valid", "valid": "valid", "train": "train", "test": "test"}
 """Our name of a set for each name of a part in public corpora."""
+_UNTOLD = {
+    *(*SET_OF_SPLIT, "training", "val", "eval", "evaluation", "testing", "all", "clean", "other"),
+    *("metadata", "manifest", "manifests", "table", "index", "list", "labels", "transcript", "transcripts", "text"),
+    *("data", "audio", "wav", "wavs", "clips", "cuts"),
+}
+"""Words in names of files and folders that do not tell which corpus it is."""
+_WORD = re.compile(r"[^\W\d_]+")
+_FILE_SUFFIX = re.compile(r"(\.(csv|tsv|jsonl?|parquet|arrow|txt|stm|trn|tar|zip|gz|bz2))+$", re.IGNORECASE)
 _PROPOSED = 1000
 """Number of values of a column that are kept to propose one for a misspelled value."""
 NOT_MEANT = frozenset({"garbage", "no-words", "not-scored"})
@@ -180,7 +189,7 @@ class CorpusReader(ABC):
 
     Args:
         path: folder or file of the corpus.
-        corpus: its name; by default the name of the folder or file.
+        corpus: its name; by default that of its folder (`corpus_name`).
         domain: default domain of the utterances.
         language: default language of the utterances.
         **options: options in the class's `OPTIONS`.
@@ -222,7 +231,7 @@ class CorpusReader(ABC):
         self.root = Path(os.path.normpath(Path(str(path).removeprefix("file://")).expanduser().absolute()))
         if not self.root.exists():
             raise CorpusError(f"{self.root} does not exist: check the path of the corpus")
-        self.corpus = corpus or self.root.stem
+        self.corpus = corpus or corpus_name(str(self.root))
         self.domain = domain
         self.language = language
         self.options = options
@@ -329,6 +338,20 @@ class CorpusReader(ABC):
 
     def _problem(self, entry_id: str, reason: str, detail: str) -> None:
         self.problems.append(RejectedEntry.of(entry_id, reason, detail))
+
+
+def corpus_name(path: str) -> str:
+    """Name of the corpus at a path: its last part that is not the name of a set or of a table like `metadata.csv`.
+
+    `/speech/digits/metadata.csv` is of `digits`, and `LibriSpeech/train-clean-5` of `LibriSpeech`. The parts of a
+    corpus have the same name, so that a speaker's name means the same person in all of them.
+
+    Args:
+        path: Of a folder or file, which need not exist.
+    """
+    parts = [_FILE_SUFFIX.sub("", part) for part in Path(os.path.normpath(path.removeprefix("file://"))).parts]
+    telling = (part for part in reversed(parts) if set(_WORD.findall(part.lower())) - _UNTOLD)
+    return next(telling, parts[-1] if parts else "")
 
 
 def is_file(path: Path) -> bool:

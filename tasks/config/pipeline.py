@@ -314,8 +314,7 @@ class PipelineConfig(Configuration):
     @property
     def corpora(self) -> str:
         """The corpora's names, for the name of a run."""
-        names = [source.corpus or Path(source.path).name or source.kind for source in self.data.sources]
-        return ", ".join(dict.fromkeys(names))
+        return ", ".join(dict.fromkeys(source.corpus_name for source in self.data.sources))
 
     @property
     def model_name(self) -> str:

@@ -11,6 +11,7 @@ from configurable.configuration import Configuration
 from configurable.wording import nearest
 from speech.synthesis.corpus import SynthesisConfig
 from storage.corpora import READERS, reader_class
+from storage.corpora.base import corpus_name
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -45,7 +46,8 @@ class SourceConfig(Configuration):
     path: str = ""
     """Folder or file, relative to the configuration file; $VARIABLES are expanded. Not for `synthetic`."""
     corpus: str = ""
-    """Name of the corpus, stored with each utterance; by default the last part of the path."""
+    """Name of the corpus, stored with each utterance; by default that of its folder, or of a table with a name of its
+    own."""
     set: str = ""
     """Set of its utterances: `train`, `valid`, or any other name for a test set. Empty: the corpus' own split, or, if
     it has none, a speaker-disjoint split by `valid_share` and `test_share`."""
@@ -75,6 +77,11 @@ class SourceConfig(Configuration):
     Other sets keep all of theirs."""
     synthesis: SynthesisConfig | None = None
     """For `synthetic`: amount of speech, and voices."""
+
+    @property
+    def corpus_name(self) -> str:
+        """Name of the corpus, as its utterances have it."""
+        return self.corpus or (corpus_name(self.path) if self.path else self.kind)
 
     _check_set = field_validator("set")(checked_name)
 

@@ -14,6 +14,8 @@ from typing import Any, TextIO
 
 from training.processes.logs import JsonFormatter, redact, wants_json
 
+COPIED = "starling_copied"
+"""Attribute of a log record whose line another record of this process has, too: consoles show only the other one."""
 _CONSOLE = "PREFECT_LOGGING_HANDLERS_CONSOLE"
 
 
@@ -125,6 +127,18 @@ def install() -> bool:
     if not root.handlers:
         root.addHandler(JsonConsole())
     return True
+
+
+def show_lines_once() -> None:
+    """Leave copies of lines out of this process's consoles; Prefect's server has them in the logs of several runs."""
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    for handler in {handler for logger in loggers for handler in getattr(logger, "handlers", ())}:
+        if hasattr(handler, "console") or isinstance(handler, JsonConsole):
+            handler.addFilter(_not_copied)
+
+
+def _not_copied(record: logging.LogRecord) -> bool:
+    return not getattr(record, COPIED, False)
 
 
 class LogStream:

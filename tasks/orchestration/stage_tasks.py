@@ -20,7 +20,7 @@ from tasks.dataset.duplicates import data_warnings, doubles_of
 from tasks.dataset.speakers import sets_text
 from tasks.failures import DELAYS_S, JITTER, RETRIES, retry_when_passing
 from tasks.orchestration.artifacts import ProgressArtifact, publish
-from tasks.orchestration.logs import secrets_kept
+from tasks.orchestration.logs import COPIED, secrets_kept, show_lines_once
 from tasks.stages import progress
 from tasks.stages.base import Run, Stage, counts_text, get_stage, position, stages_of
 from tasks.stages.initial import initial_model
@@ -48,11 +48,17 @@ def close_run(run_id: str) -> None:
 
 
 def lines_logged(logger: Any, stage: str = "") -> AbstractContextManager[None]:
-    """Log the lines of a stage, or of all stages, while the block runs."""
+    """Log the lines of a stage, or of all stages, while the block runs.
+
+    The lines of all stages are copies for the log of the enclosing run, and not for consoles.
+    """
+    extra = None if stage else {COPIED: True}
+    if not stage:
+        show_lines_once()
 
     def log(name: str, text: str) -> None:
         if stage in ("", name):
-            logger.info("%s: %s", name, text)
+            logger.info("%s: %s", name, text, extra=extra)
 
     return progress.following(log)
 

@@ -433,7 +433,7 @@ def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
 
 PREPARE = Stage(
     "prepare",
-    8,
+    9,
     _inputs,
     _work,
     artifacts=_artifacts,

@@ -62,6 +62,11 @@ def announce(stage: str, text: str) -> None:
         follower(stage, text)
 
 
+def followed() -> bool:
+    """Whether there is a follower."""
+    return bool(_followers)
+
+
 def link(stage: str, text: str, url: str) -> None:
     """Set a link to details of a running stage; replaces an earlier link with the same text."""
     _links.setdefault(stage, {})[text] = url

@@ -46,7 +46,8 @@ from tasks.stages.run_sets import scored_sets
 from tasks.stages.score import SCORE
 from tasks.stages.trained_model import trained_model
 from tasks.tracking.datasets import set_inputs
-from tasks.tracking.model_card import STATED, card, card_tags, contents
+from tasks.tracking.metrics import ERRORS
+from tasks.tracking.model_card import STATED, card, card_tags, contents, scores_table
 from tasks.tracking.promotion import save_stages, settle
 from tasks.tracking.provenance import provenance, version_tags
 from tasks.tracking.registry import CHALLENGER, TESTS_TAG, find_version, record_links, waiting_challenger
@@ -57,12 +58,15 @@ from tasks.tracking.runs import (
     TrainingRun,
     client,
     end_abandoned,
+    end_run,
     experiment_id,
     find_training_run,
     flatten,
     log_inputs,
     log_params,
     set_tags,
+    show_rates,
+    status_after,
     ui_links,
 )
 from tasks.tracking.significance import Decision, tests_tag
@@ -82,6 +86,8 @@ _NOTED = (*_REQUIREMENTS, _PIECES, *_SEARCHES, "rapidfuzz", "prefect")
 def _late_metrics(run: Run, at_ms: int) -> list[Metric]:
     """Figures of the stages, such as scores of the test sets and tuned parameters, at the training's last step."""
     metrics = {k: v for name, result in run.results.items() for k, v in get_stage(name).figures(result.record).items()}
+    # again in the folder that MLflow shows first: metrics without a folder come last
+    metrics |= {f"{ERRORS}{name}_wer": metrics[f"{name}.wer"] for name in scored_sets(run) if f"{name}.wer" in metrics}
     return [Metric(name, value, at_ms, _last_step(run)) for name, value in metrics.items()]
 
 
@@ -233,8 +239,8 @@ def _make_version(
             with tempfile.TemporaryDirectory() as bundle:
                 tags |= _scores(run)
                 version = _log_model(run, run_id, _complete_bundle(run, Path(bundle)), tags, contained)
-        except BaseException:
-            api.set_terminated(run_id, "FAILED")
+        except BaseException as error:
+            end_run(api, run_id, *status_after(type(error)))
             raise
     return run_id, version
 
@@ -255,8 +261,10 @@ def _describe(api: mlflow.MlflowClient, run: Run, run_id: str, version: str, con
     if contained["flow_run"]:
         links["flow run"] = contained["flow_run"]
     api.update_model_version(name, version, description=card(contained, links))
-    lines = [f"Version {version} of {name}.", *(f"[{text}]({address})" for text, address in links.items())]
-    set_tags(api, run_id, {NOTE_TAG: "  \n".join(lines)})
+    about = " · ".join(f"[{text}]({address})" for text, address in links.items())
+    parts = [scores_table(contained), f"Version {version} of {name}.", *([about] if about else [])]
+    set_tags(api, run_id, {NOTE_TAG: "\n\n".join(parts)})
+    show_rates(api, api.get_run(run_id).info.experiment_id, contained["scores"])
 
 
 class RegisterRecord(StageRecord):
@@ -333,7 +341,7 @@ def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
 
 REGISTER = Stage(
     "register",
-    3,
+    4,
     _inputs,
     _work,
     _still_there,

@@ -111,7 +111,7 @@ def _recognition(run: Run, scores: dict[str, Any]) -> dict[str, Any]:
     return {
         "scores": scores,
         "groups": {**GROUPS, "speakers": "speaker"},
-        "details": {name: set_details(run, name, budget) for name in names},
+        "details": {name: set_details(run, name, scores["details"][name]["worst"], budget) for name in names},
         "speed": {name: speed_text(run.result("decode").record, name) for name in names},
         "confused": _confused,
     }
@@ -170,7 +170,7 @@ def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
 
 REPORT = Stage(
     "report",
-    11,
+    12,
     _inputs,
     _work,
     artifacts=_artifacts,

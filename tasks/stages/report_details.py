@@ -2,8 +2,9 @@
 
 import base64
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,6 @@ ALIGNMENTS = 3000
 """Maximum number of alignments of a set on the page; `SET.alignments.txt` among the artifacts has all."""
 _WORST = 12
 """Number of utterances shown first, with their audio."""
-_SPEAKERS = 5
 _WORDS = 15
 
 
@@ -40,15 +40,18 @@ class WordErrors(NamedTuple):
     spoken: int
 
 
-class AlikeUtterances(NamedTuple):
-    """Utterances with the same words and the same errors, of which one is shown."""
+class WorstUtterance(NamedTuple):
+    """An utterance with many errors, for all of its speaker with the same words."""
 
-    shown: MarkedUtterance
-    """The first of them."""
-    times: int
+    id: str
+    speaker: str
+    errors: int
+    wrong: int
+    """How many of these utterances have errors."""
+    spoken: int
     """How many there are."""
-    speakers: str
-    """The speakers with most of them, and how many each has."""
+    text: str
+    """Its words with the errors marked."""
 
 
 @dataclass(frozen=True)
@@ -61,18 +64,19 @@ class SetDetails:
     """Number of utterances without an alignment here; they have the fewest errors."""
     words: list[WordErrors]
     """Words with the most errors first."""
-    worst: list[AlikeUtterances] = field(default_factory=list)
-    """Those with the most errors, one of each kind: the same words with the same errors."""
+    worst: list[WorstUtterance] = field(default_factory=list)
+    """Those with the most errors, of each speaker and text one."""
     audio: dict[str, str] = field(default_factory=dict)
     """`data:` URL of the audio by utterance."""
 
 
-def set_details(run: Run, name: str, budget: int = 0) -> SetDetails:
+def set_details(run: Run, name: str, worst: Iterable[Mapping[str, Any]] = (), budget: int = 0) -> SetDetails:
     """Details of one scored set.
 
     Args:
         run: The run, after the stage `score`.
         name: The set.
+        worst: Its worst utterances, as the stage `score` writes them.
         budget: Maximum size of the audio in bytes; 0 leaves it out.
     """
     marked: list[MarkedUtterance] = []
@@ -86,31 +90,21 @@ def set_details(run: Run, name: str, budget: int = 0) -> SetDetails:
         wrong.update(missed)
         marked.append(MarkedUtterance(row["id"], row["speaker"], errors, len(ref), mark(steps)))
     marked.sort(key=lambda utterance: (-utterance.errors, utterance.words, utterance.id))
-    worst = _one_of_each(marked)[:_WORST]
+    shown = [_worst_utterance(entry) for entry in islice(worst, _WORST)]
     words = sorted(wrong.items(), key=lambda item: (-item[1], item[0]))[:_WORDS]
     return SetDetails(
         alignments=marked[:ALIGNMENTS],
         left_out=max(0, len(marked) - ALIGNMENTS),
         words=[WordErrors(word, count, spoken[word]) for word, count in words],
-        worst=worst,
-        audio=audio_of(run, name, [alike.shown.id for alike in worst], budget),
+        worst=shown,
+        audio=audio_of(run, name, [utterance.id for utterance in shown], budget),
     )
 
 
-def _one_of_each(marked: Iterable[MarkedUtterance]) -> list[AlikeUtterances]:
-    """Utterances with errors, one of each kind: those with the most errors first, then the most frequent kind."""
-    kinds: dict[str, list[MarkedUtterance]] = {}
-    for utterance in marked:
-        if utterance.errors:
-            kinds.setdefault(utterance.text, []).append(utterance)
-    found = [AlikeUtterances(alike[0], len(alike), _speakers_of(alike)) for alike in kinds.values()]
-    return sorted(found, key=lambda kind: (-kind.shown.errors, -kind.times, kind.shown.words, kind.shown.id))
-
-
-def _speakers_of(utterances: Iterable[MarkedUtterance]) -> str:
-    counts = Counter(utterance.speaker or "unknown" for utterance in utterances)
-    said = [f"{who} {count}" if len(counts) > 1 else who for who, count in counts.most_common(_SPEAKERS)]
-    return ", ".join([*said, *(["…"] if len(counts) > _SPEAKERS else [])])
+def _worst_utterance(entry: Mapping[str, Any]) -> WorstUtterance:
+    text = mark(align(entry["ref"].split(), entry["hyp"].split()))
+    numbers = (entry[name] for name in ("errors", "wrong", "spoken"))
+    return WorstUtterance(entry["id"], entry["speaker"], *numbers, text)
 
 
 def audio_of(run: Run, name: str, ids: Iterable[str], budget: int) -> dict[str, str]:

@@ -191,7 +191,7 @@ def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
 
 SCORE = Stage(
     "score",
-    4,
+    5,
     _inputs,
     _work,
     artifacts=_artifacts,

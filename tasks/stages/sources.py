@@ -21,6 +21,7 @@ from tasks.config.mistakes import listed
 from tasks.config.pipeline import ConfigError, PipelineConfig
 from tasks.dataset.sources import SourceConfig
 from tasks.dataset.splits import TRAIN
+from tasks.locking.slots import WaitNotice, said_as
 from tasks.stages import progress
 from tasks.stages.base import LOCK_WAIT_S, StageError
 
@@ -41,15 +42,18 @@ def open_source(source: SourceConfig) -> CorpusReader:
     if source.kind == "synthetic":
         config, table = source.synthesis or SynthesisConfig(), synthetic_table(source)
         folder = table.parent
-        with file_lock(folder.with_suffix(".lock"), LOCK_WAIT_S):  # several runs synthesize the same speech once
+        notice = WaitNotice("the synthetic speech", said_as("prepare"))
+        # several runs synthesize the same speech once
+        with file_lock(folder.with_suffix(".lock"), LOCK_WAIT_S, on_wait=notice.wait):
             try:
                 synthesize_corpus(
                     config, folder, lambda done, total: progress.report("prepare", done, total, "synthesizing")
                 )
             except SynthesizerMissingError as error:
                 raise StageError(f"data.sources: kind synthetic: {error}") from error
-        name = source.corpus or "synthetic"
-        return open_corpus("table", str(table), corpus=name, domain=source.domain, language=source.language)
+        return open_corpus(
+            "table", str(table), corpus=source.corpus_name, domain=source.domain, language=source.language
+        )
     if unset := re.search(r"\$\{?(\w+)", source.path):
         raise ConfigError(
             f"data.sources: the path {source.path!r} needs the environment variable {unset[1]}: export "
@@ -59,7 +63,7 @@ def open_source(source: SourceConfig) -> CorpusReader:
     return open_corpus(
         source.kind,
         source.path,
-        corpus=source.corpus,
+        corpus=source.corpus_name,
         domain=source.domain,
         language=source.language,
         **options,

@@ -21,7 +21,7 @@ from mlflow.exceptions import MlflowException
 from configurable.files import replace_file
 from storage.locks import file_lock
 from tasks.tracking.metrics import MetricPoint, Translator, closing_points
-from tasks.tracking.runs import TrainingRun, client, impatient, open_training_run, ui_links
+from tasks.tracking.runs import TrainingRun, client, end_run, impatient, open_training_run, status_after, ui_links
 from training.coordinator.journal import parse_lines, read_journal
 
 POINTS_PER_CALL = 1000
@@ -161,9 +161,9 @@ class Sender:
         if self.journal.exists():
             self._log(self.open(), closing_points(self._translator, read_journal(self.journal)))
 
-    def end(self, status: str) -> None:
-        """Set the run's final status: FINISHED, FAILED or KILLED."""
-        self.open().set_terminated(self.known.run_id, status)
+    def end(self, status: str, reason: str = "") -> None:
+        """Set the run's final status: FINISHED, FAILED or KILLED, with the reason if it was stopped."""
+        end_run(self.open(), self.known.run_id, status, reason)
 
     def forget_connection(self) -> None:
         """Reconnect, and look for the run again, at the next request; for use after an error."""
@@ -212,7 +212,7 @@ class Forwarder:
         self.trouble = ""
         """Last error of MLflow; empty after a success."""
         self._sender, self._every_s = sender, every_s
-        self._status = ""
+        self._status = self._reason = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="forward", daemon=True)
 
@@ -226,22 +226,21 @@ class Forwarder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.stop("FINISHED", 2.0 * _REQUEST_S)
-        else:
-            self.stop("FAILED" if issubclass(kind, Exception) else "KILLED", _ABANDON_S)
+        status, reason = status_after(kind)
+        self.stop(status, _ABANDON_S if kind else 2.0 * _REQUEST_S, reason)
 
-    def stop(self, status: str, patience_s: float) -> bool:
+    def stop(self, status: str, patience_s: float, reason: str = "") -> bool:
         """Send the rest, if MLflow accepts it within the time limit.
 
         Args:
             status: Final status of the MLflow run.
             patience_s: Time limit; a request that hangs longer is abandoned.
+            reason: Why the training was stopped, if it was.
 
         Returns:
             Whether everything was sent.
         """
-        self._status = status
+        self._status, self._reason = status, reason
         self._stop.set()
         self._thread.join(patience_s)
         return not self._thread.is_alive() and not self.trouble
@@ -263,7 +262,7 @@ class Forwarder:
 
     def _finish(self) -> None:
         self._sender.drain()
-        self._sender.end(self._status)
+        self._sender.end(self._status, self._reason)
 
     def _try(self, action: Callable[[], None]) -> bool:
         try:

@@ -9,11 +9,11 @@ import mlflow
 from mlflow.entities import Run
 
 from tasks.tracking.known_models import registered_models, unknown_model
-from tasks.tracking.metrics import ELAPSED
+from tasks.tracking.metrics import ELAPSED, VALID_WER
 from tasks.tracking.registry import RegistryError
-from tasks.tracking.runs import DECISION_TAG
+from tasks.tracking.runs import DECISION_TAG, ENDED_TAG, STOPPED
 
-_RATE, _VALID = ".wer", "training/valid_wer"
+_RATE = ".wer"
 _PARTS = (".corpus.", ".domain.")
 """Parts of names of error rates that are not of a whole set, such as `test.domain.read.wer`."""
 
@@ -40,7 +40,7 @@ class TrackedRun:
     experiment: str
     """Name of its configuration."""
     status: str
-    """running, finished, failed or killed."""
+    """running, finished, failed, stopped or killed."""
     logged: datetime
     """When MLflow first heard of it: when its training started, or later if MLflow could not be reached."""
     training_seconds: float | None
@@ -48,7 +48,7 @@ class TrackedRun:
     wer: dict[str, float]
     """Word error rate by test set; that of the validation set as `valid` if no test set was scored."""
     decision: str
-    """What became of its model; empty if none was registered."""
+    """What became of its model, or what stopped the run; empty if neither."""
 
 
 def list_versions(api: mlflow.MlflowClient, name: str = "") -> list[RegisteredVersion]:
@@ -104,15 +104,16 @@ def _version(version: Any, aliases: Mapping[str, str]) -> RegisteredVersion:
 
 def _run(run: Run, experiment: str) -> TrackedRun:
     info, figures = run.info, run.data.metrics
-    valid = {"valid": figures[_VALID]} if _VALID in figures else {}
+    valid = {"valid": figures[VALID_WER]} if VALID_WER in figures else {}
+    ended = run.data.tags.get(ENDED_TAG, "")
     return TrackedRun(
         name=info.run_name or info.run_id,
         experiment=experiment,
-        status=info.status.lower(),
+        status=STOPPED if ended.startswith(STOPPED) else info.status.lower(),
         logged=_time(info.start_time),
         training_seconds=figures.get(ELAPSED),
         wer=_rates(figures) or valid,
-        decision=run.data.tags.get(DECISION_TAG, ""),
+        decision=run.data.tags.get(DECISION_TAG, ended),
     )
 
 

@@ -1,12 +1,12 @@
 """Translates the training journal into metrics of each learner and of the training as a whole.
 
 Metric names: `training/loss`, `training/lr`, ... averaged over the learners at the total of their steps;
-`training/valid_loss`, `training/valid_wer` and `training/train_loss` per epoch. MLflow sorts folders and the metrics in
-them by name, and shows metrics without a folder below. So the folders of less interest have later names.
+`training/valid_loss`, `training/train_loss` and `WER/valid_wer` per epoch. MLflow sorts folders and the metrics in them
+by name, capitals first, and shows metrics without a folder below. So the folders of less interest have later names.
 `training-engine/` has the speed, the number of nodes, and the figures of the exchange; `training-final/` the figures of
-the model that is kept; `training-learners/` `<field>.<node>.<rank>` of one learner at its own steps, and
-`valid_loss.<node>` of a node per epoch; trainings of many learners have none. `training-progress/` has what only grows:
-time, epochs and amounts of data.
+the model that is kept; `training-progress/` what only grows: time, epochs and amounts of data.
+`training-single-learners/` has `<field>.<node>.<rank>` of one learner at its own steps, and `valid_loss.<node>` of a
+node per epoch; trainings of many learners have none.
 `system/node-<node>/…` are figures of a machine, with MLflow's own names, so that its page of system metrics shows them.
 
 A resume voids entries that a lost process wrote after its checkpoint, but they may have been sent. Then a step has two
@@ -31,14 +31,17 @@ _LEARNER_FIELDS = (
     *("step_s", "exchange_s", "exchanges_per_step", "staleness", "distance", "failed", "divided"),
 )
 _MEAN_FIELDS = ("loss", "lr", "grad_norm", "step_s", "exchange_s", "exchanges_per_step", "staleness", "distance")
-_TRAINING, _LEARNERS = "training/", "training-learners/"
+ERRORS, _TRAINING, _LEARNERS = "WER/", "training/", "training-single-learners/"
 _ENGINE, _FINAL, _PROGRESS = "training-engine/", "training-final/", "training-progress/"
 _FOLDERS = {
+    "valid_wer": ERRORS,
     **dict.fromkeys(("distance", "exchange_s", "exchanges_per_step", "nodes", "staleness", "step_s"), _ENGINE),
     **dict.fromkeys(("throughput", "failed", "divided"), _ENGINE),
     **dict.fromkeys(("audio_seconds", "elapsed", "epoch", "repeated", "unalignable", "utterances"), _PROGRESS),
 }
 """Folders of the fields of the whole training that are not in `training/`."""
+VALID_WER = f"{ERRORS}valid_wer"
+"""Metric: word error rate of the validation set, of each epoch."""
 ELAPSED = f"{_PROGRESS}elapsed"
 """Metric: seconds of training over all sessions, without the pauses between them."""
 _SYSTEM = "system/"

@@ -13,10 +13,13 @@ from storage.index import ShardIndex
 from storage.stages import digest_json
 from tasks.config.decoding import uses_stage
 from tasks.dataset.sources import SourceConfig
-from tasks.figures import percent
+from tasks.dataset.speakers import set_rows
+from tasks.figures import percent, speakers_text
+from tasks.scores import interval
 from tasks.stages.base import Run
 from tasks.stages.decoder_files import decoder_of
 from tasks.stages.lm import LM
+from tasks.stages.prepare import PREPARE
 from tasks.stages.run_sets import scored_sets, set_digest
 from tasks.stages.score import SCORE
 from tasks.stages.shard import SHARD
@@ -49,8 +52,12 @@ def corpora(sources: Iterable[SourceConfig]) -> list[dict[str, str]]:
     """Name, layout, language and licence of each corpus, without duplicates."""
     entries: dict[str, dict[str, str]] = {}
     for source in sources:
-        name = source.corpus or PurePath(source.path).name or source.kind
-        entry = {"corpus": name, "kind": source.kind, "language": source.language, "licence": licence_of(source)}
+        entry = {
+            "corpus": source.corpus_name,
+            "kind": source.kind,
+            "language": source.language,
+            "licence": licence_of(source),
+        }
         entries.setdefault(digest_json(entry), entry)
     return list(entries.values())
 
@@ -83,6 +90,7 @@ def contents(run: Run) -> dict[str, Any]:
         "initial": initial(run),
         "tests": tests_of(run),
         "scores": SCORE.record(run)["sets"],
+        "voices": voices(run),
         "corpus_scores": corpus_scores(run),
         "sample_rate": config.data.sample_rate,
         "normalizer": config.data.normalizer.model_dump(mode="json"),
@@ -96,6 +104,21 @@ def contents(run: Run) -> dict[str, Any]:
         "training": trained.figures(),
         "flow_run": run.flow_run_url,
     }
+
+
+def voices(run: Run) -> dict[str, str]:
+    """By test set, how many speakers it has, and how many of them the training set has, too."""
+    rows = {row["set"]: row for row in set_rows(PREPARE.record(run))}
+    return {name: _voices_text(rows[name]) if name in rows else "unknown" for name in scored_sets(run)}
+
+
+def _voices_text(row: Mapping[str, Any]) -> str:
+    speakers, trained, unnamed = row["speakers"], row["trained_on"], row.get("unnamed", 0)
+    if speakers is None or trained is None:
+        return "unknown"
+    new = "new or unknown" if unnamed else "new"
+    heard = new if trained == 0 else "trained on" if trained == speakers else f"{trained:,} of them trained on"
+    return f"{speakers_text(speakers, unnamed)}, {heard}"
 
 
 def pretrained(run: Run) -> dict[str, str] | None:
@@ -167,7 +190,7 @@ def card(about: dict[str, Any], links: dict[str, str]) -> str:
         about: Description from `contents`.
         links: URLs by name.
     """
-    parts = [_intro(about), _scores(about["scores"], about["corpus_scores"]), _data(about), _made(about)]
+    parts = [_intro(about), scores_table(about), _data(about), _made(about)]
     if links:
         parts.append(" · ".join(f"[{name}]({address})" for name, address in links.items()))
     text = "\n\n".join(parts)
@@ -206,14 +229,20 @@ def _intro(about: dict[str, Any]) -> str:
     )
 
 
-def _scores(scores: dict[str, Any], corpora: dict[str, Any]) -> str:
+def scores_table(about: Mapping[str, Any]) -> str:
+    """Word error rates of the test sets with their intervals and voices, as Markdown.
+
+    Args:
+        about: Description from `contents`.
+    """
     rows: list[str] = []
-    for name, s in scores.items():
-        between = f"{percent(s['wer_low'])} – {percent(s['wer_high'])}"
-        rows.append(f"| {name} | {percent(s['wer'])} | {between} | {s['words']:,} |")
-        for corpus, part in corpora.get(name, {}).items():
-            rows.append(f"| {name}, {corpus or 'unnamed'} | {percent(part['wer'])} | | {part['words']:,} |")
-    return "\n".join(["| test set | WER | 95 % interval | words |", "|---|---|---|---|", *rows])
+    for name, s in about["scores"].items():
+        cells = [name, percent(s["wer"]), interval(s), interval(s, "wer_speaker"), about["voices"][name]]
+        rows.append(f"| {' | '.join(cells)} | {s['words']:,} |")
+        for corpus, part in about["corpus_scores"].get(name, {}).items():
+            rows.append(f"| {name}, {corpus or 'unnamed'} | {percent(part['wer'])} | | | | {part['words']:,} |")
+    heads = ["test set", "WER", "95 % interval over utterances", "over speakers", "speakers", "words"]
+    return "\n".join([f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *rows])
 
 
 def _data(about: dict[str, Any]) -> str:

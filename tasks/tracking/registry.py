@@ -20,7 +20,7 @@ from mlflow.exceptions import MlflowException
 from tasks.config.home import home
 from tasks.dataset.policies import SlotsConfig
 from tasks.locking.lock_owner import LockOwner
-from tasks.locking.slots import lock_name, machine_lock, shared_lock
+from tasks.locking.slots import lock_name, machine_lock, said_as, shared_lock
 from tasks.orchestration.events import ROLLED_BACK, emit
 from tasks.tracking.known_models import model_names, unknown_model, versions_of, versions_text
 from tasks.tracking.runs import DECISION_TAG, KEY_TAG, REPORT_FILE, artifact_link, client, ui_links
@@ -182,10 +182,10 @@ def registry_lock(name: str, run: str = "", link: str = "") -> Iterator[None]:
         SlotTakenError: If another run holds the lock for too long; the message names it.
     """
     what, holder = f"the champion of {name}", LockOwner.here(run or who(), link)
-    path = home() / "locks" / f"registry-{name}.lock"
+    path, say = home() / "locks" / f"registry-{name}.lock", said_as("register")
     with (
-        machine_lock([path], what, _PATIENCE, holder),
-        shared_lock([lock_name("registry", name)], what, _PATIENCE, holder),
+        machine_lock([path], what, _PATIENCE, holder, say),
+        shared_lock([lock_name("registry", name)], what, _PATIENCE, holder, say),
     ):
         yield
 

@@ -20,6 +20,7 @@ from mlflow.exceptions import MlflowException
 from tasks.config.home import mlflow_artifacts, mlflow_uri, shown_mlflow_uri
 from tasks.locking.lock_owner import LockOwner
 from tasks.tracking.embedded_database import database_of, make_ready
+from tasks.tracking.metrics import VALID_WER
 
 KEY_TAG = "starling.key"
 TRAINING_TAG = "starling.training"
@@ -27,7 +28,9 @@ DECISION_TAG = "starling.decision"
 OWNER_TAG = "starling.owner"
 """Tag with the process that writes to a run, as JSON."""
 ENDED_TAG = "starling.ended"
-"""Tag with the reason why a run was ended by another process than its own."""
+"""Tag with the reason why a run was stopped, or ended by another process than its own."""
+STOPPED = "stopped"
+"""First word of that reason if the run was stopped from outside."""
 NOTE_TAG = "mlflow.note.content"
 """Tag that MLflow shows as a run's description."""
 _TRAINING_VIEW = "?workflowType=machine_learning"
@@ -37,6 +40,11 @@ REPORT_FILE = "report.html"
 _KIND_TAG = "mlflow.experimentKind"
 _KIND = "custom_model_development"
 """Kind of experiment whose page opens on training runs; without one MLflow asks, or opens on traces."""
+_VIEW = "starling"
+_VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
+"""Tag of an experiment with the columns of its list of runs, for links that name the view."""
+_EXPERIMENT_VIEW = f"{_TRAINING_VIEW}&viewStateShareKey={_VIEW}"
+_RUNS_TEXT = "The list of runs with word error rates"
 _PARAMS_PER_CALL = 100
 _VALUE_LENGTH = 6000
 
@@ -94,6 +102,26 @@ def experiment_id(api: mlflow.MlflowClient, name: str) -> str:
     return str(api.create_experiment(name, artifact_location=location, tags={_KIND_TAG: _KIND}))
 
 
+def show_rates(api: mlflow.MlflowClient, experiment: str, sets: Iterable[str]) -> None:
+    """Give an experiment a view of its runs with word error rates, and a link to it unless it has a description.
+
+    MLflow's own view of runs has no metric until a user adds one.
+
+    Args:
+        api: MLflow client.
+        experiment: Its id.
+        sets: Scored sets.
+    """
+    tags = api.get_experiment(experiment).tags
+    columns = [f"metrics.`{name}.wer`" for name in sets]
+    columns += [f"metrics.`{VALID_WER}`", f"tags.`{DECISION_TAG}`"]
+    link = f"[{_RUNS_TEXT}](#/experiments/{experiment}/runs{_EXPERIMENT_VIEW})"
+    wanted = {_VIEW_TAG: json.dumps({"selectedColumns": columns})} | ({} if NOTE_TAG in tags else {NOTE_TAG: link})
+    for name, value in wanted.items():
+        if tags.get(name) != value:
+            api.set_experiment_tag(experiment, name, value)
+
+
 def ui_links(run: Run, name: str = "", version: str = "") -> dict[str, str]:
     """URLs of MLflow's pages of a run and of a model version; empty if MLflow is not a server.
 
@@ -105,7 +133,8 @@ def ui_links(run: Run, name: str = "", version: str = "") -> dict[str, str]:
     base = shown_mlflow_uri().rstrip("/")
     if not base.startswith(("http://", "https://")):
         return {}
-    links = {"MLflow run": f"{base}/#/{_page(run)}{_TRAINING_VIEW}"}
+    runs = f"experiments/{run.info.experiment_id}/runs{_EXPERIMENT_VIEW}"
+    links = {"MLflow run": f"{base}/#/{_page(run)}{_TRAINING_VIEW}", "all runs": f"{base}/#/{runs}"}
     if name and version:
         links["model version"] = f"{base}/#/models/{quote(name)}/versions/{version}{_TRAINING_VIEW}"
     return links
@@ -175,10 +204,47 @@ def open_training_run(api: mlflow.MlflowClient, about: TrainingRun, known: str =
     else:
         set_tags(api, run.info.run_id, owner_tags(about.name))
         if run.info.status != "RUNNING":
-            api.update_run(run.info.run_id, status="RUNNING")
+            continue_run(api, run)
     log_params(api, run, about.params)
     log_inputs(api, run, about.inputs)
     return run
+
+
+def status_after(error: type[BaseException] | None) -> tuple[str, str]:
+    """MLflow's status of a run whose work has ended, and why it was stopped, if it was.
+
+    Args:
+        error: What ended the work; None if it is done.
+    """
+    if error is None or issubclass(error, Exception):
+        return "FAILED" if error else "FINISHED", ""
+    return (
+        "KILLED",
+        f"{STOPPED} by {'Ctrl-C' if issubclass(error, KeyboardInterrupt) else 'a signal or a cancellation'}",
+    )
+
+
+def end_run(api: mlflow.MlflowClient, run_id: str, status: str, reason: str = "") -> None:
+    """End a run.
+
+    Args:
+        api: MLflow client.
+        run_id: The run.
+        status: MLflow's status; it has none for a run that was stopped, and calls it KILLED.
+        reason: Why it was stopped; its description says so, too.
+    """
+    if reason:
+        note = f"This run was {reason}; the same command continues it."
+        set_tags(api, run_id, {ENDED_TAG: reason, NOTE_TAG: note})
+    api.set_terminated(run_id, status)
+
+
+def continue_run(api: mlflow.MlflowClient, run: Run) -> None:
+    """Give a run that had ended the status RUNNING again."""
+    for tag in (ENDED_TAG, NOTE_TAG):
+        if tag in run.data.tags:
+            api.delete_tag(run.info.run_id, tag)
+    api.update_run(run.info.run_id, status="RUNNING")
 
 
 def owner_tags(name: str) -> dict[str, str]:
@@ -191,7 +257,7 @@ def owner_tags(name: str) -> dict[str, str]:
 
 
 def end_abandoned(api: mlflow.MlflowClient, experiment: str, own: str, key: str = "") -> None:
-    """End the runs of an experiment whose processes were killed: MLflow would show them as running for ever.
+    """End the runs of an experiment whose processes are gone: MLflow would show them as running for ever.
 
     Args:
         api: MLflow client.
@@ -202,7 +268,7 @@ def end_abandoned(api: mlflow.MlflowClient, experiment: str, own: str, key: str 
     for run in api.search_runs([experiment], "attributes.status = 'RUNNING'"):
         owner, same = _owner(run), bool(key) and run.data.tags.get(KEY_TAG) == key
         if run.info.run_id != own and (same or owner.gone()):
-            set_tags(api, run.info.run_id, {ENDED_TAG: f"its process was killed ({owner})"})
+            set_tags(api, run.info.run_id, {ENDED_TAG: f"its process ended before it could say why ({owner})"})
             api.set_terminated(run.info.run_id, "KILLED")
 
 

@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.tracking.runs import REPORT_FILE, artifact_link, client, experiment_id, impatient, owner_tags
+from tasks.tracking.runs import (
+    REPORT_FILE,
+    artifact_link,
+    client,
+    continue_run,
+    end_run,
+    experiment_id,
+    impatient,
+    owner_tags,
+)
 
 PARENT_TAG = "mlflow.parentRunId"
 _SEARCH_TAG = "starling.search"
@@ -40,7 +49,7 @@ class SearchRun:
         found = api.search_runs([place], f"tags.`{_SEARCH_TAG}` = '{identity}'", max_results=1)
         if found:
             self.run_id = str(found[0].info.run_id)
-            api.update_run(self.run_id, status="RUNNING")
+            continue_run(api, found[0])
         else:
             tags = {_SEARCH_TAG: identity, **owner_tags(name)}
             self.run_id = str(api.create_run(place, run_name=name, tags=tags).info.run_id)
@@ -88,17 +97,18 @@ class SearchRun:
             self._try(lambda api: links.append(artifact_link(api.get_run(self.run_id), REPORT_FILE)))
         return f"[Report]({links[0]})" if any(links) else f"Report: `{path}`"
 
-    def end(self, result: Mapping[str, Any], status: str) -> None:
+    def end(self, result: Mapping[str, Any], status: str, reason: str = "") -> None:
         """Log the result of the search, and end the run.
 
         Args:
             result: As JSON.
             status: FINISHED, FAILED or KILLED.
+            reason: Why the search was stopped, if it was.
         """
 
         def send(api: Any) -> None:
             api.log_dict(self.run_id, dict(result), "search.json")
-            api.set_terminated(self.run_id, status)
+            end_run(api, self.run_id, status, reason)
 
         if self.run_id:
             self._try(send)

@@ -15,8 +15,9 @@ from prefect.flows import Flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from support import ROOT, end_processes, environment, get_json, processes_naming, starling, tiny_document, wait_until
 
-from flows.deploy.deployments import DEPLOYED_TAG, TAG
+from flows.deploy.deployments import DEPLOYED_TAG
 from flows.deploy.pools import DEFAULT_QUEUE, WorkPool, make_pool
+from flows.names import TAG
 from flows.servers.services import free_port, prefect_environment, spawn, start_prefect
 from tasks.config.pipeline import parse_config
 from tasks.orchestration.nodes import QUEUE

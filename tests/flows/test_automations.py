@@ -25,7 +25,8 @@ from flows.deploy.automations import (
     heartbeat_automation,
     notifications,
 )
-from flows.deploy.deployments import DEPLOYED_TAG, SCHEDULED, TAG
+from flows.deploy.deployments import DEPLOYED_TAG, SCHEDULED
+from flows.names import TAG
 from flows.servers.services import free_port, start_prefect
 from tasks.config.pipeline import parse_config
 

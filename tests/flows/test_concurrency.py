@@ -183,7 +183,7 @@ def test_only_scheduled_runs_not_yet_started_are_skipped(monkeypatch):
 
 def test_retry_of_a_flow_run_has_the_same_run_id(monkeypatch):
     config = parse_config(tiny_document())
-    run = SimpleNamespace(id=uuid4(), created=datetime(2026, 11, 21, 2, 15, tzinfo=UTC))
+    run = SimpleNamespace(id=uuid4(), created=datetime(2026, 11, 21, 2, 15, tzinfo=UTC), auto_scheduled=False)
     monkeypatch.setattr(names.FlowRunContext, "get", classmethod(lambda cls: SimpleNamespace(flow_run=run)))
     assert names.new_run_id(config) == f"tiny-20261121-021500-{run.id.hex[-6:]}" == names.new_run_id(config)
     monkeypatch.setattr(names.FlowRunContext, "get", classmethod(lambda cls: None))
@@ -194,7 +194,7 @@ def test_run_names_contain_id_corpus_and_model(monkeypatch):
     sources = [{"kind": "librispeech", "path": "/data/LibriSpeech"}, {"kind": "kaldi", "path": "/d/x", "corpus": "lab"}]
     config = parse_config(tiny_document(data={"sources": sources, "sample_rate": 8000}))
     assert config.corpora == "LibriSpeech, lab"
-    run = SimpleNamespace(id=uuid4(), created=datetime(2026, 11, 21, 2, 15, tzinfo=UTC))
+    run = SimpleNamespace(id=uuid4(), created=datetime(2026, 11, 21, 2, 15, tzinfo=UTC), auto_scheduled=False)
     monkeypatch.setattr(names.FlowRunContext, "get", classmethod(lambda cls: SimpleNamespace(flow_run=run)))
     stamp = f"20261121-021500-{run.id.hex[-6:]}"
 

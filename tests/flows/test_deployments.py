@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from flows import pipeline
 from flows.cli.app import app
 from flows.deploy.automations import QUIET_STATES
-from flows.deploy.deployments import DEPLOYED_TAG, HEARTBEAT_S, SCHEDULED, TAG, Options, plan, prefect_yaml
+from flows.deploy.deployments import DEPLOYED_TAG, HEARTBEAT_S, SCHEDULED, Options, plan, prefect_yaml
 from flows.deploy.pools import KINDS, PoolError, WorkPool
-from flows.names import new_run_id
+from flows.names import TAG, new_run_id
 from tasks.config.pipeline import load_config, parse_config
 
 FLOWS = [item for item in SCHEDULED if item.module != "promote" or (ROOT / "flows" / "promote.py").is_file()]

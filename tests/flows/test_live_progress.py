@@ -59,7 +59,7 @@ def test_running_training_is_visible_in_prefect_and_mlflow(tmp_path):
         run_id = shown["description"].rpartition("/runs/")[2].partition("?")[0]
         api = mlflow.MlflowClient(tracking_uri=tracking.url)
         wanted = {
-            "training-learners/loss.0.0",
+            "training-single-learners/loss.0.0",
             "training/loss",
             "training/valid_loss",
             "system/node-0/system_memory_usage_percentage",

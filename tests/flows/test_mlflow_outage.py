@@ -73,8 +73,8 @@ def test_mlflow_outage_costs_no_step_and_loses_no_metric(tmp_path):
                 for point in translator.feed(entry):
                     expected.setdefault(point.name, []).append((point.step, point.value))
             assert {
-                "training-learners/loss.0.0",
-                "training-learners/loss.1.0",
+                "training-single-learners/loss.0.0",
+                "training-single-learners/loss.1.0",
                 "training/valid_loss",
             } <= expected.keys()
             for name, points in expected.items():

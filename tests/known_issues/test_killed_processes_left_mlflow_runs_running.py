@@ -47,7 +47,7 @@ def test_next_training_ends_the_run_of_a_killed_process(api, killed):
     opened(api, "next")
     ended = api.get_run(abandoned.info.run_id)
     assert (ended.info.status, ended.info.end_time is not None) == ("KILLED", True)
-    assert "its process was killed (run killed, process" in ended.data.tags[ENDED_TAG]
+    assert "its process ended before it could say why (run killed, process" in ended.data.tags[ENDED_TAG]
     assert status(api, living) == "RUNNING"
 
 

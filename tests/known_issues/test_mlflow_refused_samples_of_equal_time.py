@@ -88,7 +88,7 @@ def test_closing_points_of_two_sessions_have_different_times(tmp_path):
         for entry in entries:
             translator.feed(entry)
         points = closing_points(translator, read_journal(save(tmp_path / "j.jsonl", entries)))
-        sent.extend(point for point in points if point.name == "training-learners/loss.0.0")
+        sent.extend(point for point in points if point.name == "training-single-learners/loss.0.0")
 
     steps(1, 20, 0)
     for add, (first, last) in enumerate([(6, 9), (8, 11)], 1):

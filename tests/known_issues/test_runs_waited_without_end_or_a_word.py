@@ -13,12 +13,14 @@ from storage.locks import file_lock
 from storage.stages import DONE
 from tasks.config.pipeline import RunnerConfig, parse_config
 from tasks.dataset.policies import SlotsConfig
+from tasks.dataset.sources import SourceConfig
 from tasks.locking import slots
 from tasks.locking.lock_owner import LockOwner
 from tasks.locking.slots import SlotTakenError, WaitNotice, machine_lock
 from tasks.orchestration.stage_tasks import run_plainly
-from tasks.stages import progress, runner
+from tasks.stages import progress, runner, sources
 from tasks.stages.base import Run, StageError, get_stage
+from tasks.tracking.registry import registry_lock
 
 
 class Cluster:
@@ -135,6 +137,42 @@ def test_wait_for_a_lock_is_said_without_prefect(tmp_path, monkeypatch):
     with file_lock(path, 0, holder="run nightly"), pytest.raises(SlotTakenError, match="run nightly"):
         mine.__enter__()
     assert said == ["training in the pool gpus: waiting for run nightly"]
+
+
+def held(path, holder):
+    """The lock of another run, which is given back as soon as somebody is said to wait for it."""
+    lock = file_lock(path, 0, holder=holder)
+    lock.__enter__()
+    said = []
+
+    def follow(stage, text):
+        said.append((stage, text))
+        lock.__exit__(None, None, None)
+
+    return progress.following(follow), said
+
+
+def test_wait_for_a_models_champion_is_said_in_the_terminal(home):
+    follower, said = held(home / "locks" / "registry-digits.lock", "run nightly")
+    with follower, registry_lock("digits"):
+        pass
+    assert said == [("register", "the champion of digits: waiting for run nightly")]
+
+
+def test_wait_for_synthetic_speech_is_said_in_the_terminal(home, monkeypatch):
+    source = SourceConfig(kind="synthetic")
+    monkeypatch.setattr(sources, "synthesize_corpus", lambda *_: None)
+    monkeypatch.setattr(sources, "open_corpus", lambda *_, **options: options["corpus"])
+    follower, said = held(sources.synthetic_table(source).parent.with_suffix(".lock"), "process 7")
+    with follower:
+        assert sources.open_source(source) == "synthetic"
+    assert said == [("prepare", "the synthetic speech: waiting for process 7")]
+
+
+def test_wait_is_in_the_runs_log_where_no_line_is_followed(monkeypatch, caplog):
+    with caplog.at_level("INFO"):
+        slots.said_as("register")("waiting for run nightly")
+    assert [record.message for record in caplog.records] == ["waiting for run nightly"]
 
 
 def test_object_that_an_output_lacks_is_named_without_prefect(home, tmp_path):

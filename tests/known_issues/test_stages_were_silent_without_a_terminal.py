@@ -35,7 +35,7 @@ def _lines(monkeypatch, clock, terminal):
 
 
 def test_a_stage_gives_a_line_when_it_had_none_for_twice_as_long_as_before(monkeypatch, clock):
-    assert _lines(monkeypatch, clock, False) == ["shard: a line of its own", "shard: train 40 %"]
+    assert _lines(monkeypatch, clock, False) == ["shard: a line of its own", "shard: 40 %, train"]
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -50,8 +50,22 @@ def test_confusions_are_a_json_value():
 
 
 def test_worst_utterances_come_first():
-    assert [utterance.id for utterance in worst_utterances(REPORT)] == ["u2", "u1", "u3", "u5"]
-    assert [utterance.id for utterance in worst_utterances(REPORT, 1)] == ["u2"]
+    assert [alike.worst.id for alike in worst_utterances(REPORT)] == ["u2", "u1", "u3", "u5"]
+    assert [alike.worst.id for alike in worst_utterances(REPORT, 1)] == ["u2"]
+
+
+def test_worst_utterances_are_one_of_each_speaker_and_text():
+    heard = {"theo": ["two", "six", "two", "zero"], "ann": ["two", "zero"], "": ["zero", "zero"]}
+    rows = [(f"0_{who}_{n}", "zero", hyp, who, "") for who, hyps in heard.items() for n, hyp in enumerate(hyps)]
+    report = score_sets([*rows, ("s", "one  two", "", "theo", ""), ("t", "one two", "one", "theo", "")])
+    alike = worst_utterances(report)
+    assert [(a.worst.id, a.worst.hyp, a.wrong, a.spoken) for a in alike] == [
+        ("s", "", 2, 2),
+        ("0_theo_0", "two", 3, 4),
+        ("0_ann_0", "two", 1, 2),
+    ]
+    assert alike[1].to_dict() == alike[1].worst.to_dict() | {"wrong": 3, "spoken": 4}
+    assert "0_theo_0  1 error, 1 word; 3 of 4 alike have errors\n  (zero->two)\n" in text_report(report)
 
 
 def test_alignment_report_lists_each_utterance():

@@ -134,8 +134,10 @@ def test_resume_continues_the_run_with_a_correct_last_value(writer):
     run = api.get_run(first.run_id)
     assert second.run_id == first.run_id
     assert run.info.status == "FINISHED"
-    assert run.data.metrics["training-learners/loss.0.0"] == run.data.metrics["training/loss"] == 0.25
-    at_five = [m.value for m in api.get_metric_history(first.run_id, "training-learners/loss.0.0") if m.step == 5]
+    assert run.data.metrics["training-single-learners/loss.0.0"] == run.data.metrics["training/loss"] == 0.25
+    at_five = [
+        m.value for m in api.get_metric_history(first.run_id, "training-single-learners/loss.0.0") if m.step == 5
+    ]
     assert at_five == [1.0, 0.25]
 
 
@@ -207,7 +209,7 @@ def test_incomplete_line_waits_for_its_rest(writer):
     with writer.path.open("a") as file:
         file.write(line[20:] + "\n")
     sending.drain()
-    assert sent(client(), sending.run_id)["training-learners/loss.0.0"] == [(1, 2.0)]
+    assert sent(client(), sending.run_id)["training-single-learners/loss.0.0"] == [(1, 2.0)]
 
 
 def test_random_failures_lose_and_duplicate_no_point(writer):

@@ -66,9 +66,9 @@ def test_models_beyond_one_page_of_the_registry_are_listed(api, monkeypatch):
 
 def test_runs_are_listed_newest_first_with_their_results(api):
     assert list_runs(api, "nothing") == []
-    rates = (("test.wer", 0.25), ("test.domain.read.wer", 0.3), ("test.corpus.x.wer", 0.4), ("training/valid_wer", 0.5))
+    rates = (("test.wer", 0.25), ("test.domain.read.wer", 0.3), ("test.corpus.x.wer", 0.4), ("WER/valid_wer", 0.5))
     add_run(api, "one", "old", 1_000, rates)
-    lost = [("training/valid_wer", 0.75), ("training-progress/elapsed", 42.5)]  # it had been resumed after a pause
+    lost = [("WER/valid_wer", 0.75), ("training-progress/elapsed", 42.5)]  # it had been resumed after a pause
     add_run(api, "two", "lost", 2_000, lost, "FAILED")
     add_run(api, "two", "new", 3_000, status="RUNNING")
     listed = list_runs(api)

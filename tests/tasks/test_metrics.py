@@ -28,13 +28,13 @@ def test_metrics_are_written_per_learner_and_globally():
         for who, value in (("0.0", 1.0), ("1.0", 3.0))
     ]
     points, _ = translate([{"kind": "start", "step": 0}, *entries])
-    assert series(points, "training-learners/loss.0.0") == [(1, 1.0), (2, 1.0), (3, 1.0)]
-    assert series(points, "training-learners/loss.1.0") == [(1, 3.0), (2, 3.0), (3, 3.0)]
+    assert series(points, "training-single-learners/loss.0.0") == [(1, 1.0), (2, 1.0), (3, 1.0)]
+    assert series(points, "training-single-learners/loss.1.0") == [(1, 3.0), (2, 3.0), (3, 3.0)]
     assert series(points, "training/loss") == [(2, 2.0), (4, 2.0), (6, 2.0)]
     assert series(points, "training-engine/nodes") == [(2, 2.0), (4, 2.0), (6, 2.0)]
 
 
-def test_folder_that_mlflow_shows_first_has_losses_and_error_rates_and_not_what_only_grows():
+def test_folders_that_mlflow_shows_first_have_error_rates_and_losses_and_the_last_one_single_learners():
     valid = {"kind": "valid", "epoch": 1, "step": 2, "valid_loss": 1.5, "valid_wer": 0.5, "train_loss": 2.0}
     valid |= {"audio_seconds": 9.0, "unalignable": 0, "elapsed": 3.0}
     exchange = {"distance": 0.1, "exchange_s": 0.2, "exchanges_per_step": 1.0, "staleness": 1.0, "step_s": 0.5}
@@ -43,8 +43,10 @@ def test_folder_that_mlflow_shows_first_has_losses_and_error_rates_and_not_what_
     for point in points:
         folder, _, name = point.name.rpartition("/")
         folders.setdefault(folder, set()).add(name)
-    assert sorted(folders) == ["training", "training-engine", "training-learners", "training-progress"]
-    assert folders["training"] == {"loss", "lr", "train_loss", "valid_loss", "valid_wer"}
+    # in the order in which MLflow shows them
+    assert sorted(folders) == ["WER", "training", "training-engine", "training-progress", "training-single-learners"]
+    assert folders["WER"] == {"valid_wer"}
+    assert folders["training"] == {"loss", "lr", "train_loss", "valid_loss"}
     assert folders["training-engine"] == {"nodes", *exchange}
     assert folders["training-progress"] == {"audio_seconds", "elapsed", "epoch", "unalignable"}
 
@@ -57,7 +59,7 @@ def test_metrics_of_learners_and_nodes_can_be_omitted():
     assert {point.name for point in without} == {p.name for p in with_learners[0] if "learners/" not in p.name}
     assert {"training/loss", "training/valid_loss", "training-engine/nodes"} <= {point.name for point in without}
     # corrections after a resume neither
-    assert not [p for p in closing_points(translator, entries[:3]) if p.name.startswith("training-learners/")]
+    assert not [p for p in closing_points(translator, entries[:3]) if p.name.startswith("training-single-learners/")]
 
 
 def test_steps_without_a_learner_are_skipped(caplog):
@@ -127,7 +129,7 @@ def test_epoch_has_validation_of_average_and_each_replica():
     epoch = {"kind": "epoch", "epoch": 1, "repeated": 3, "repeated_ids": ["a"], "utterances": 10, "elapsed": 9.0}
     points, _ = translate([valid, epoch, {"kind": "end", "step": 41, "valid_loss": 1.4, "valid_wer": 0.4}])
     assert series(points, "training/valid_loss") == [(40, 1.5)]
-    assert series(points, "training-learners/valid_loss.1") == [(40, 1.7)]
+    assert series(points, "training-single-learners/valid_loss.1") == [(40, 1.7)]
     assert series(points, "training/train_loss") == [(40, 2.0)]
     assert series(points, "training-progress/elapsed") == [(40, 9.0)]
     assert series(points, "training-progress/repeated") == [(40, 3.0)]
@@ -166,12 +168,15 @@ def test_repeated_steps_are_later_and_last_value_is_correct(tmp_path):
     path = tmp_path / "journal.jsonl"
     path.write_text("".join(json.dumps(entry) + "\n" for entry in repeated_training()))
     points, translator = translate(repeated_training())
-    times = [point.at_ms for point in points if point.name == "training-learners/loss.0.0"]
+    times = [point.at_ms for point in points if point.name == "training-single-learners/loss.0.0"]
     assert times == sorted(set(times))
-    assert translator.highest["training-learners/loss.0.0"].step == 6
+    assert translator.highest["training-single-learners/loss.0.0"].step == 6
     closing = {point.name: point for point in closing_points(translator, read_journal(path))}
-    assert closing["training-learners/loss.0.0"][1::2] == (12.0, 6)
-    assert closing["training-learners/loss.0.0"].at_ms > translator.highest["training-learners/loss.0.0"].at_ms
+    assert closing["training-single-learners/loss.0.0"][1::2] == (12.0, 6)
+    assert (
+        closing["training-single-learners/loss.0.0"].at_ms
+        > translator.highest["training-single-learners/loss.0.0"].at_ms
+    )
     assert closing["training/loss"].value == 12.0
 
 

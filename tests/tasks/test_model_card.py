@@ -9,6 +9,7 @@ import yaml
 
 from storage.index import ShardIndex
 from tasks.dataset.sources import SourceConfig
+from tasks.figures import percent
 from tasks.stages.base import Run
 from tasks.stages.prepare import PREPARE
 from tasks.stages.register import REGISTER
@@ -111,7 +112,36 @@ def test_card_has_the_error_rate_of_each_corpus_of_a_mixed_set(finished):
     counts = {"new": {"wer": 0.25, "ref_words": 4}, "": {"wer": 0.5, "ref_words": 1200}}
     run = with_records(finished, score={"groups": {"test": {"corpora": counts}}})
     text = card(contents(run), {})
-    assert text.index("| test, unnamed | 50.00 % | | 1,200 |") < text.index("| test, new | 25.00 % | | 4 |")
+    assert text.index("| test, unnamed | 50.00 % | | | | 1,200 |") < text.index("| test, new | 25.00 % | | | | 4 |")
+
+
+def test_card_has_intervals_over_speakers_and_says_whether_voices_are_new(finished):
+    scores = finished.result("score").record["sets"]["test"]
+    text = card(contents(finished), {})
+    over = [f"{percent(scores[f'{name}_low'])} – {percent(scores[f'{name}_high'])}" for name in ("wer", "wer_speaker")]
+    assert f"| test | {percent(scores['wer'])} | {over[0]} | {over[1]} | 2, new | {scores['words']} |" in text
+    alone = with_records(
+        finished, score={"sets": {"test": scores | dict.fromkeys(("wer_speaker_low", "wer_speaker_high"))}}
+    )
+    assert f"| {over[0]} | – | 2, new |" in card(contents(alone), {})
+
+
+@pytest.mark.parametrize(
+    ("test", "shared", "said"),
+    [
+        ({"speakers": 3}, 0, "3, new"),
+        ({"speakers": 3}, 1, "3, 1 of them trained on"),
+        ({"speakers": 3}, 3, "3, trained on"),
+        ({"speakers": 3, "unnamed": 4}, 0, "3 or more, new or unknown"),
+        ({"speakers": 0, "unnamed": 4}, 0, "unknown"),
+    ],
+)
+def test_voices_of_a_test_set_are_new_trained_on_or_unknown(finished, test, shared, said):
+    prepared = finished.result("prepare").record
+    sets = prepared["sets"] | {"test": prepared["sets"]["test"] | test}
+    shared_speakers = {"test": {"speakers": shared, "utterances": 1, "names": []}} if shared else {}
+    run = with_records(finished, prepare={"sets": sets, "shared_speakers": shared_speakers})
+    assert model_card.voices(run) == {"test": said}
 
 
 def test_card_is_shortened_to_fit_a_description(finished):

@@ -206,7 +206,8 @@ def test_mlflow_run_has_parameters_metrics_and_artifacts(finished):
     assert tags["starling.commit"]
     loss = api.get_metric_history(record["mlflow_run"], "training/loss")
     assert [metric.step for metric in loss] == [1, 2, 3, 4, 5, 6]
-    assert {"training/lr", "training/valid_loss", "training/valid_wer", "test.wer", "test.wer_low", "test.cer"} <= set(
+    assert run.data.metrics["WER/test_wer"] == run.data.metrics["test.wer"]
+    assert {"training/lr", "training/valid_loss", "WER/valid_wer", "test.wer", "test.wer_low", "test.cer"} <= set(
         run.data.metrics
     )
     assert run.data.metrics["test.wer"] == finished.result("score").record["sets"]["test"]["wer"]

@@ -17,8 +17,9 @@ from tasks.stages.register import REGISTER
 from tasks.stages.reporter import Reporter
 from tasks.stages.train import TRAIN
 from tasks.tracking.forwarding import Forwarder
+from tasks.tracking.listing import list_runs
 from tasks.tracking.provenance import provenance
-from tasks.tracking.runs import DECISION_TAG, KEY_TAG, TRAINING_TAG, client, experiment_id
+from tasks.tracking.runs import DECISION_TAG, ENDED_TAG, KEY_TAG, NOTE_TAG, TRAINING_TAG, client, experiment_id
 from training.config import TrainConfig
 from training.coordinator.journal import Journal
 from training.launch.training_process import TrainingFailedError
@@ -107,7 +108,7 @@ def test_training_and_registration_share_a_run_without_duplicate_metrics(trained
     assert before.info.status == "FINISHED"
     assert before.data.params["train.strategy.kind"] == "adpsgd"
     assert "decode.kind" not in before.data.params
-    assert history(before.info.run_id, "training-learners/loss.1.0") == [(n, 9.0 / n) for n in range(1, 9)]
+    assert history(before.info.run_id, "training-single-learners/loss.1.0") == [(n, 9.0 / n) for n in range(1, 9)]
     assert history(before.info.run_id, "training/loss") == [(2 * n, 9.0 / n) for n in range(1, 9)]
     until(trained, "report")
     [run] = runs()
@@ -118,7 +119,7 @@ def test_training_and_registration_share_a_run_without_duplicate_metrics(trained
     assert "decode.kind" in run.data.params
     assert run.data.params["train.nodes"] == "2"
     assert history(run.info.run_id, "training/loss") == [(2 * n, 9.0 / n) for n in range(1, 9)]
-    assert history(run.info.run_id, "training-learners/valid_loss.1") == [(16, 2.2)]
+    assert history(run.info.run_id, "training-single-learners/valid_loss.1") == [(16, 2.2)]
     assert [step for step, _ in history(run.info.run_id, "test.wer")] == [16]
     names = {file.path for file in client().list_artifacts(run.info.run_id)}
     assert {"config.yaml", "environment.json", "journal.jsonl", "learning_curves.png"} <= names
@@ -218,16 +219,20 @@ def test_interrupted_training_continues_in_the_same_run(home, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         TRAIN.execute(run)
     [first] = runs()
-    assert first.info.status == "KILLED"
-    assert history(first.info.run_id, "training-learners/loss.0.0")[-1] == (5, 9.0 / 5)
+    assert (first.info.status, first.data.tags[ENDED_TAG]) == ("KILLED", "stopped by Ctrl-C")
+    assert first.data.tags[NOTE_TAG] == "This run was stopped by Ctrl-C; the same command continues it."
+    [listed] = list_runs(client())
+    assert (listed.status, listed.decision) == ("stopped", "stopped by Ctrl-C")
+    assert history(first.info.run_id, "training-single-learners/loss.0.0")[-1] == (5, 9.0 / 5)
     monkeypatch.setattr(module, "run_training", resumed)
     TRAIN.execute(run)
     [second] = runs()
     assert second.info.run_id == first.info.run_id
     assert second.info.status == "FINISHED"
-    steps = [step for step, _ in history(first.info.run_id, "training-learners/loss.0.0")]
+    assert not {ENDED_TAG, NOTE_TAG} & second.data.tags.keys()
+    steps = [step for step, _ in history(first.info.run_id, "training-single-learners/loss.0.0")]
     assert steps == [1, 2, 3, 4, 4, 5, 5, 6, 7, 8]  # steps done again are shown twice, the later ones last
-    assert second.data.metrics["training-learners/loss.0.0"] == 9.0 / 8
+    assert second.data.metrics["training-single-learners/loss.0.0"] == 9.0 / 8
 
 
 def test_forced_training_has_a_new_run(trained):
@@ -246,7 +251,7 @@ def test_registration_sends_metrics_missed_during_an_mlflow_outage(home, monkeyp
     until(run, "register")
     [tracked] = runs()
     assert tracked.data.tags[TRAINING_TAG] == run.result("train").record["tracking"]["training"]
-    assert history(tracked.info.run_id, "training-learners/loss.1.0") == [(n, 9.0 / n) for n in range(1, 9)]
+    assert history(tracked.info.run_id, "training-single-learners/loss.1.0") == [(n, 9.0 / n) for n in range(1, 9)]
 
 
 def test_failed_training_is_marked_in_mlflow_and_publishes_nothing(home, monkeypatch):

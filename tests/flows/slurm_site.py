@@ -170,9 +170,9 @@ class SlurmSite:
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def steps(self, number):
-        """Names of a job's steps that are running; its own is `batch`."""
-        text = self.command("squeue", "-s", "-h", "-j", number, "-o", "%i")
-        return sorted(line.split(".")[1] for line in text.split())
+        """Names of a job's steps that are running, and their ids."""
+        lines = self.command("squeue", "--steps", "--jobs", number, "-h", "-o", "%j %i").splitlines()
+        return dict(line.split() for line in lines)
 
     def stop(self):
         """End all daemons, and what jobs have left."""

@@ -316,12 +316,12 @@ def small_corpus(folder, speakers=4, each=3, seconds=0.5, rate=16000):
     return write_table(folder, rows)
 
 
-def starling(*words, home, check=True, timeout=600, **env):
+def starling(*words, home, check=True, timeout=600, cwd=ROOT, **env):
     """Run the command line as users do, in a child process."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
     clean |= {"STARLING_HOME": str(home), "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
     command = [sys.executable, "-m", "flows.cli.app", *map(str, words)]
-    done = subprocess.run(command, cwd=ROOT, env=clean | env, capture_output=True, text=True, timeout=timeout)
+    done = subprocess.run(command, cwd=cwd, env=clean | env, capture_output=True, text=True, timeout=timeout)
     if check and done.returncode:
         raise AssertionError(f"starling {words} ended with {done.returncode}:\n{done.stdout}\n{done.stderr[-4000:]}")
     return done

@@ -157,6 +157,17 @@ def test_stopped_peer_delays_no_other_and_late_answers_conserve_the_sum(ring):
     wait_until(lambda: [loop.work() for loop in loops] and loops[1].exchange.stats().answered > answered, every_s=0.01)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_daemon_leaves_signals_to_its_training_process(ring, number):
+    """Ctrl-C, Slurm and systemd signal all processes at once; the learner still has to leave the ring."""
+    loops = [EmulatedTraining(n, exchange) for n, exchange in enumerate(ring(2))]
+    os.kill(loops[1].exchange.pid, number)
+    wait_until(
+        lambda: [loop.work() for loop in loops] and all(loop.exchange.stats().answered for loop in loops), 20, 0.01
+    )
+    assert loops[1].exchange.alive()
+
+
 def test_killed_daemon_is_detected_by_its_learner_and_skipped_by_others(ring):
     loops = [EmulatedTraining(n, exchange) for n, exchange in enumerate(ring(3))]
     wait_until(

@@ -540,7 +540,10 @@ def main(argv: list[str], serve: Callable[[dict[str, Any], Mailbox, Control], in
         argv: Descriptors of the memory, the control socket and the bell, and the parent's process id.
         serve: Serves it until the training process closes its end; by default over ZeroMQ.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process handles Ctrl-C and stops this process
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Ctrl-C reaches all processes, and so does SIGTERM of Slurm or systemd: the training process handles it, leaves
+        # the ring with the help of this process, and then closes its end
+        signal.signal(number, signal.SIG_IGN)
     end_with_parent(int(argv[3]), signal.SIGKILL)
     logs.setup("exchange")
     control = Control(socket.socket(fileno=int(argv[1])))

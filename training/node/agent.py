@@ -16,7 +16,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from training.node.rank import DIVERGED, GAVE_UP, START, STOPPED, NodeSetup
+from training.node.rank import DIVERGED, GAVE_UP, START, STOPPED, WAS_STOPPED, NodeSetup
 from training.processes import logs
 from training.processes.children import Child, end_with_parent, engine_words, on_termination
 from training.processes.exit_reason import leave_reason, run_with_reason
@@ -131,7 +131,11 @@ class Node(Supervised):
             status = self._watch()
         finally:
             end_together([self], END_S)
-        if status and (words := self.reason()):  # torchrun's own status does not tell why its ranks have ended
+        # torchrun's own status does not tell why its ranks have ended
+        words = self.reason()
+        if words == WAS_STOPPED:
+            return STOPPED
+        if status and words:
             log.error("%s gave up: %s", self.name, words)
             leave_reason(words)
             return DIVERGED

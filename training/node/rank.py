@@ -9,13 +9,15 @@ from pydantic import BaseModel, ConfigDict
 
 from training.processes import logs
 from training.processes.children import end_with_parent, exit_at_once
-from training.processes.exit_reason import run_with_reason
+from training.processes.exit_reason import leave_reason, run_with_reason
 
 STOPPED, DIVERGED = 75, 3
 START = "STARLING_START"
 """Environment variable: token that the learners of a machine share, unique to this start of the node."""
 GAVE_UP = "gave-up.txt"
 """File in a node's folder that says why a restart would not help: torchrun hides the ranks' exit statuses."""
+WAS_STOPPED = "stopped"
+"""What it says if the ranks were stopped."""
 
 
 class NodeSetup(BaseModel):
@@ -65,7 +67,24 @@ def main(argv: list[str]) -> int:
     from training.node.run_rank import run_rank
 
     job = TrainJob.model_validate_json((setup.folder / "job.json").read_bytes())
-    return run_rank(job, setup, RankPlacement(rank, here * setup.machines, os.environ[START]), here)
+    status = run_rank(job, setup, RankPlacement(rank, here * setup.machines, os.environ[START]), here)
+    return status if here == 1 else status_below_torchrun(status, setup.folder)
+
+
+def status_below_torchrun(status: int, folder: Path) -> int:
+    """The exit status of one of several ranks, for torchrun.
+
+    Any other than 0 is a failure to it: it would end the other ranks, although they write their last checkpoint. That
+    they were stopped is left in a file for the node's agent.
+
+    Args:
+        status: The rank's own status.
+        folder: The node's folder.
+    """
+    if status != STOPPED:
+        return status
+    leave_reason(WAS_STOPPED, folder / GAVE_UP)
+    return 0
 
 
 if __name__ == "__main__":

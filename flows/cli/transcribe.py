@@ -178,7 +178,12 @@ def transcribe(
             transcriber.recognizer.check_language(language)
     place = Path(output) if output else None
     if shown == Format.table:
-        about = {"vad": vad, "language": language, "hot_words": hot_words and file_sha256(hot_words), "hot_score": hot_score}
+        about = {
+            "vad": vad,
+            "language": language,
+            "hot_words": hot_words and file_sha256(hot_words),
+            "hot_score": hot_score,
+        }
         sink: Sink = _open_table(Path(output), model, recordings, speakers, transcriber, about)
     else:
         sink = open_sink(shown, place, model, len(recordings) > 1, folder=output.endswith("/"))

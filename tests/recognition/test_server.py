@@ -7,8 +7,9 @@ import time
 import numpy as np
 import pytest
 from support import bundle_with_languages, load_beside, silent_system
+from websockets.exceptions import InvalidStatus
 
-from recognition.serving.models import LoadedModel
+from recognition.serving.models import LoadedModel, ModelSwitch
 from recognition.serving.queue import RecordingTooLongError
 from recognition.systems import SYSTEMS
 from recognition.transcriber import Transcriber
@@ -388,7 +389,8 @@ def test_the_page_loads_nothing_from_elsewhere(server):
 def test_a_model_with_tokens_of_languages_is_told_the_one_that_a_client_names(tmp_path):
     bundle_with_languages(tmp_path)
     audio = flac(speak("echo"))
-    with tones.running(Transcriber(tmp_path, vad=EverythingConfig())) as server:
+    model = LoadedModel("1", Transcriber(tmp_path, vad=EverythingConfig()))
+    with tones.serving(ModelSwitch("tones", model)) as server:
         for given, told in (("de", "de"), ("en-US", "en")):
             assert post(server, audio, response_format="verbose_json", language=given)[2]["language"] == told
         found = post(server, audio, response_format="verbose_json")[2]["language"]
@@ -397,6 +399,13 @@ def test_a_model_with_tokens_of_languages_is_told_the_one_that_a_client_names(tm
         error = content["error"]
         assert (status, error["code"], error["param"]) == (400, "invalid_value", "language")
         assert "knows the languages de, en, not 'fr'" in error["message"]
+        with pytest.raises(InvalidStatus) as refused, tones.stream(server, "&language=fr"):
+            pass
+        assert refused.value.response.status_code == 400
+        with tones.stream(server, "&language=de&partial_ms=0") as connection:
+            connection.send(tones.pcm(speak("echo")))
+            connection.send(json.dumps({"type": "end"}))
+            assert tones.messages(connection)[-1]["type"] == "done"
 
 
 def test_a_model_without_tokens_of_languages_repeats_the_one_that_a_client_names(server):

@@ -33,7 +33,7 @@ from tasks.config.pipeline import PipelineConfig
 from tasks.config.training import training_content
 from tasks.failures import passes
 from tasks.locking.lock_owner import LockOwner
-from tasks.locking.slots import SlotTakenError, lock_name, machine_lock, run_log, said_as, shared_lock
+from tasks.locking.slots import SlotTakenError, lock_name, machine_lock, run_log, shared_lock
 from tasks.orchestration.artifacts import ProgressArtifact, publish_artifacts, quietly
 from tasks.orchestration.stage_tasks import close_run, open_run, run_plainly
 from tasks.search.config import budget_fields, decoding_values, plain_document, trial_config
@@ -43,7 +43,7 @@ from tasks.search.seeds import SEED, SeedTrainings, seed_spread
 from tasks.search.space import Values
 from tasks.search.study import Studies, Study, StudyTrial, TrialOutcome
 from tasks.stages import progress
-from tasks.stages.base import Artifact, Run, StageError
+from tasks.stages.base import Artifact, Run, StageError, said_as
 from tasks.stages.bundles import own_bundle
 from tasks.stages.paused import TrialPart, paused_output
 from tasks.stages.train import TRAIN

@@ -21,7 +21,6 @@ from tasks.config.home import home
 from tasks.dataset.policies import SlotsConfig
 from tasks.failures import passes
 from tasks.locking.lock_owner import LockOwner
-from tasks.stages import progress
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -105,22 +104,6 @@ def machine_lock(
         except LockTimeoutError as error:
             raise SlotTakenError(taken_text(what, notice.others)) from error
         yield
-
-
-def said_as(stage: str) -> Say:
-    """Says for whom a run waits as a line of a stage; in the run's log where nothing follows such lines.
-
-    Args:
-        stage: The stage.
-    """
-
-    def say(text: str) -> None:
-        if progress.followed():
-            progress.announce(stage, text)
-        else:
-            run_log().info("%s", text)
-
-    return say
 
 
 class WaitNotice:

@@ -23,7 +23,7 @@ from tasks.config.credentials import export_credentials
 from tasks.config.home import home, objects_url, own_disks_named
 from tasks.config.pipeline import PipelineConfig, RunnerConfig
 from tasks.locking.lock_owner import LockOwner
-from tasks.locking.slots import machine_lock, output_lock_name, shared_lock
+from tasks.locking.slots import Say, machine_lock, output_lock_name, run_log, shared_lock
 from tasks.stages import progress
 from training.processes.logs import fields
 
@@ -127,6 +127,22 @@ def _count_text(name: str, value: Any) -> str:
     if value == 1 and name.endswith("s"):
         name = f"{name[:-3]}y" if name.endswith("ies") else name[:-1]
     return f"{value:,} {name}"
+
+
+def said_as(stage: str) -> Say:
+    """Says for whom a run waits as a line of a stage; in the run's log where nothing follows such lines.
+
+    Args:
+        stage: The stage.
+    """
+
+    def say(text: str) -> None:
+        if progress.followed():
+            progress.announce(stage, text)
+        else:
+            run_log().info("%s", text)
+
+    return say
 
 
 def lock_path(stage: str, key: str) -> Path:

@@ -103,8 +103,7 @@ def set_details(run: Run, name: str, worst: Iterable[Mapping[str, Any]] = (), bu
 
 def _worst_utterance(entry: Mapping[str, Any]) -> WorstUtterance:
     text = mark(align(entry["ref"].split(), entry["hyp"].split()))
-    numbers = (entry[name] for name in ("errors", "wrong", "spoken"))
-    return WorstUtterance(entry["id"], entry["speaker"], *numbers, text)
+    return WorstUtterance(**{name: entry[name] for name in ("id", "speaker", "errors", "wrong", "spoken")}, text=text)
 
 
 def audio_of(run: Run, name: str, ids: Iterable[str], budget: int) -> dict[str, str]:

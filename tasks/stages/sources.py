@@ -21,9 +21,9 @@ from tasks.config.mistakes import listed
 from tasks.config.pipeline import ConfigError, PipelineConfig
 from tasks.dataset.sources import SourceConfig
 from tasks.dataset.splits import TRAIN
-from tasks.locking.slots import WaitNotice, said_as
+from tasks.locking.slots import WaitNotice
 from tasks.stages import progress
-from tasks.stages.base import LOCK_WAIT_S, StageError
+from tasks.stages.base import LOCK_WAIT_S, StageError, said_as
 
 EXAMPLES = 3
 """Entries of each reason that are named."""

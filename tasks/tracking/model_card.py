@@ -19,7 +19,6 @@ from tasks.scores import interval
 from tasks.stages.base import Run
 from tasks.stages.decoder_files import decoder_of
 from tasks.stages.lm import LM
-from tasks.stages.prepare import PREPARE
 from tasks.stages.run_sets import scored_sets, set_digest
 from tasks.stages.score import SCORE
 from tasks.stages.shard import SHARD
@@ -108,7 +107,7 @@ def contents(run: Run) -> dict[str, Any]:
 
 def voices(run: Run) -> dict[str, str]:
     """By test set, how many speakers it has, and how many of them the training set has, too."""
-    rows = {row["set"]: row for row in set_rows(PREPARE.record(run))}
+    rows = {row["set"]: row for row in set_rows(run.result("prepare").record)}
     return {name: _voices_text(rows[name]) if name in rows else "unknown" for name in scored_sets(run)}
 
 

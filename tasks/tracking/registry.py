@@ -20,7 +20,7 @@ from mlflow.exceptions import MlflowException
 from tasks.config.home import home
 from tasks.dataset.policies import SlotsConfig
 from tasks.locking.lock_owner import LockOwner
-from tasks.locking.slots import lock_name, machine_lock, said_as, shared_lock
+from tasks.locking.slots import lock_name, machine_lock, shared_lock
 from tasks.orchestration.events import ROLLED_BACK, emit
 from tasks.tracking.known_models import model_names, unknown_model, versions_of, versions_text
 from tasks.tracking.runs import DECISION_TAG, KEY_TAG, REPORT_FILE, artifact_link, client, ui_links
@@ -181,6 +181,8 @@ def registry_lock(name: str, run: str = "", link: str = "") -> Iterator[None]:
     Raises:
         SlotTakenError: If another run holds the lock for too long; the message names it.
     """
+    from tasks.stages.base import said_as  # commands that only read the registry do without the stages
+
     what, holder = f"the champion of {name}", LockOwner.here(run or who(), link)
     path, say = home() / "locks" / f"registry-{name}.lock", said_as("register")
     with (

@@ -19,7 +19,7 @@ from tasks.locking.lock_owner import LockOwner
 from tasks.locking.slots import SlotTakenError, WaitNotice, machine_lock
 from tasks.orchestration.stage_tasks import run_plainly
 from tasks.stages import progress, runner, sources
-from tasks.stages.base import Run, StageError, get_stage
+from tasks.stages.base import Run, StageError, get_stage, said_as
 from tasks.tracking.registry import registry_lock
 
 
@@ -171,7 +171,7 @@ def test_wait_for_synthetic_speech_is_said_in_the_terminal(home, monkeypatch):
 
 def test_wait_is_in_the_runs_log_where_no_line_is_followed(monkeypatch, caplog):
     with caplog.at_level("INFO"):
-        slots.said_as("register")("waiting for run nightly")
+        said_as("register")("waiting for run nightly")
     assert [record.message for record in caplog.records] == ["waiting for run nightly"]
 
 

@@ -94,7 +94,7 @@ def patience(home, monkeypatch):
     copy_outputs(finished()[0], home, "train", "decode", "score", "register", "report")
     give_mlflow(home)
     stop = Forwarder.stop
-    monkeypatch.setattr(Forwarder, "stop", lambda self, status, patience_s: stop(self, status, 90))
+    monkeypatch.setattr(Forwarder, "stop", lambda self, status, patience_s, reason="": stop(self, status, 90, reason))
 
 
 @pytest.fixture

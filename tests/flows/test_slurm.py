@@ -185,7 +185,6 @@ def test_training_continues_when_a_machine_is_lost(site, start_job):
     site.lose_machine(slurm.MACHINES[1])
     check_completed(job, killed=True)
     assert job.learners(after=EPOCHS - 1) == {"0.0", "0.1"}
-    print(job.journal("view"), job.epochs(), job.log())
 
 
 def test_job_that_reaches_its_time_limit_is_requeued_and_resumes(site, start_job):
@@ -196,7 +195,6 @@ def test_job_that_reaches_its_time_limit_is_requeued_and_resumes(site, start_job
     wait_until(lambda: site.job(job.number)["Restarts"] == "1", PATIENCE_S)
     assert 1 <= len(job.epochs()) < EPOCHS
     check_completed(job, restarts=1)
-    print(job.log())
 
 
 def test_cancelled_job_stays_cancelled_and_its_command_resumes(site, start_job):
@@ -205,19 +203,8 @@ def test_cancelled_job_stays_cancelled_and_its_command_resumes(site, start_job):
     site.command("scancel", job.number)
     assert job.ended() == "CANCELLED"
     assert site.job(job.number)["Restarts"] == "0"
-    print(job.log())
     job.submit()
     check_completed(job, restarts=1)
-
-
-def test_job_whose_first_machine_is_lost_is_requeued_and_resumes(site, start_job):
-    job = start_job(slow_step=0.5)
-    job.wait_for_epoch(2)
-    site.lose_machine(slurm.MACHINES[0])
-    wait_until(lambda: site.job(job.number)["Restarts"] == "1", PATIENCE_S)
-    site.start_machines()
-    check_completed(job, restarts=1)
-    print(job.log())
 
 
 def test_head_ends_when_all_nodes_have_failed(start_stub):

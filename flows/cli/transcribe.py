@@ -173,25 +173,24 @@ def transcribe(
         show_streams(recordings, model, _device(device), shown, chunk_ms, rate, hot_words, hot_score)
         return
     with redirect_stdout(sys.stderr):
-        transcriber = _transcriber(model, device, vad, nbest, hot_words, hot_score)
-        if language:
-            transcriber.recognizer.check_language(language)
-    place = Path(output) if output else None
+        transcriber = _transcriber(model, device, vad, nbest, hot_words, hot_score, language)
     if shown == Format.table:
-        about = {
-            "vad": vad,
-            "language": language,
-            "hot_words": hot_words and file_sha256(hot_words),
-            "hot_score": hot_score,
-        }
+        about: dict[str, Any] = {"vad": vad, "language": language, "hot_score": hot_score}
+        about["hot_words"] = hot_words and file_sha256(hot_words)
         sink: Sink = _open_table(Path(output), model, recordings, speakers, transcriber, about)
     else:
+        place = Path(output) if output else None
         sink = open_sink(shown, place, model, len(recordings) > 1, folder=output.endswith("/"))
     failed = _transcribe_all(by_voice(recordings, speakers), transcriber, sink, language)
     if isinstance(sink, UtteranceTable):
         _print_table(sink, len(recordings) - failed)
-    if failed or (len(recordings) > 1 and err.is_terminal):
-        err.print(f"{len(recordings) - failed} of {len(recordings)} recognized, {failed} failed", highlight=False)
+    _end(len(recordings), failed)
+
+
+def _end(recordings: int, failed: int) -> None:
+    """Say how many recordings were recognized, and end with status 1 if not all were."""
+    if failed or (recordings > 1 and err.is_terminal):
+        err.print(f"{recordings - failed} of {recordings} recognized, {failed} failed", highlight=False)
     if failed:
         raise typer.Exit(1)
 
@@ -251,14 +250,17 @@ def _shown(kind: str, nbest: int, files: list[Path], output: str) -> str:
 
 
 def _transcriber(
-    model: str, device: str, vad: str, nbest: int, hot_words: Path | None, hot_score: float | None
+    model: str, device: str, vad: str, nbest: int, hot_words: Path | None, hot_score: float | None, language: str
 ) -> "Transcriber":
-    """The model, ready to use."""
+    """The model, ready to use; one that can be told the language, if it is given."""
     from flows.models import fetch_model, model_uri
 
     check_detector(vad)
     folder = fetch_model(model_uri(model), "--model")
-    return build_transcriber(folder, device, vad, nbest=nbest, hot_words=hot_words or "", hot_score=hot_score)
+    built = build_transcriber(folder, device, vad, nbest=nbest, hot_words=hot_words or "", hot_score=hot_score)
+    if language:
+        built.recognizer.check_language(language)
+    return built
 
 
 def build_transcriber(folder: Path, device: str, vad: str, **options: Any) -> "Transcriber":

@@ -33,7 +33,7 @@ SET_OF_SPLIT = {"dev": "valid", "validation": "valid", "valid": "valid", "train"
 _UNTOLD = {
     *(*SET_OF_SPLIT, "training", "val", "eval", "evaluation", "testing", "all", "clean", "other"),
     *("metadata", "manifest", "manifests", "table", "index", "list", "labels", "transcript", "transcripts", "text"),
-    *("data", "audio", "wav", "wavs", "clips", "cuts"),
+    *("data", "audio", "wav", "wavs", "clips", "cuts", "tarred"),
 }
 """Words in names of files and folders that do not tell which corpus it is."""
 _WORD = re.compile(r"[^\W\d_]+")

@@ -109,6 +109,7 @@ def test_run_interrupted_in_its_terminal_is_cancelled(monkeypatch, raised):
     """Prefect's engine drops a KeyboardInterrupt once the state is final; the run then continues."""
     client, run = fake_client(monkeypatch, Running()), a_run(None)
     monkeypatch.setattr(concurrency, "interrupted", lambda: True)
+    monkeypatch.setattr(concurrency, "shutdown_signal", lambda: signal.SIGINT)
     with pytest.raises(TerminationSignal), concurrency.prompt_end(run):
         raise raised
     assert client.told[run.id].is_cancelled()
@@ -153,6 +154,7 @@ def test_finished_run_gets_no_signal(watch_run):
 
 def test_interrupted_run_that_ends_late_is_marked_cancelled(watch_run, monkeypatch):
     monkeypatch.setattr(concurrency, "interrupted", lambda: True)
+    monkeypatch.setattr(concurrency, "shutdown_signal", lambda: signal.SIGINT)
     monkeypatch.setattr(concurrency, "left_s", lambda: concurrency._LAST_S)
     runs = [a_run(None), a_run(None)]
     monkeypatch.setattr(concurrency, "_open", runs)

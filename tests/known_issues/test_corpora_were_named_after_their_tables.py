@@ -25,6 +25,7 @@ from tasks.tracking.model_card import corpora
         ("file:///speech/digits/metadata.csv", "digits"),
         ("/speech/digits/train.tsv", "digits"),
         ("/speech/digits/train_manifest.jsonl.gz", "digits"),
+        ("/speech/digits/tarred_audio_manifest.json", "digits"),
         ("/speech/digits/data/valid-00000.parquet", "digits"),
         ("/speech/LibriSpeech/train-clean-100", "LibriSpeech"),
         ("/speech/LibriSpeech/test-other", "LibriSpeech"),

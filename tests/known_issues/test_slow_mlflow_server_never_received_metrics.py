@@ -30,7 +30,7 @@ class SlowServer:
 
     drain = send
 
-    def end(self, status):
+    def end(self, status, reason):
         assert status == "FINISHED"
 
     def forget_connection(self):

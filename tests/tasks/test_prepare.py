@@ -176,8 +176,9 @@ def test_second_run_is_cached_unless_the_corpus_changed(home, tmp_path):
 def test_moved_corpus_keeps_its_digest(home, tmp_path):
     small_corpus(tmp_path / "corpus")
     first = prepared(home, tmp_path / "corpus" / "metadata.csv")[0]
-    (tmp_path / "corpus").rename(tmp_path / "elsewhere")
-    second = prepared(home, tmp_path / "elsewhere" / "metadata.csv")[0]
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "corpus").rename(tmp_path / "elsewhere" / "corpus")
+    second = prepared(home, tmp_path / "elsewhere" / "corpus" / "metadata.csv")[0]
     assert not second.cached
     assert second.record["digest"] == first.record["digest"]
 

@@ -51,7 +51,7 @@ def writer(monkeypatch):
 
     def opened(model, device):
         spec = restore.Recognizer.load(model_folder(model)).spec
-        return SimpleNamespace(spec=spec, adapter=None, encode=lambda *given: None, search=None)
+        return SimpleNamespace(spec=spec, cfg=spec.decode, adapter=None, encode=lambda *given: None, search=None)
 
     def model_folder(model):
         return ObjectStore(model).local_path("model/bundle.json").parent

@@ -10,6 +10,7 @@ import pytest
 import soundfile
 
 from storage.corpora import CorpusError, CorpusReader, Utterance, guess_kind, open_corpus, reader_class
+from storage.corpora.base import corpus_name
 
 SPEAKERS = ("11", "22")
 
@@ -55,7 +56,7 @@ class LayoutContract(ABC):
         assert list(reader) == list(reader)
 
     def test_a_default_name(self, path):
-        assert {utterance.corpus for utterance in self.open(path)} == {path.stem}
+        assert {utterance.corpus for utterance in self.open(path)} == {corpus_name(str(path))}
 
     def test_files_hold_all_audio(self, path):
         reader = self.open(path)

@@ -193,6 +193,7 @@ def test_job_that_reaches_its_time_limit_is_requeued_and_resumes(site, start_job
     hours, minutes, _ = map(int, site.job(job.number)["RunTime"].split(":"))
     site.command("scontrol", "update", f"JobId={job.number}", f"TimeLimit={60 * hours + minutes + 3}")
     wait_until(lambda: site.job(job.number)["Restarts"] == "1", PATIENCE_S)
+    site.command("scontrol", "update", f"JobId={job.number}", "TimeLimit=60")  # else this limit would end it again
     assert 1 <= len(job.epochs()) < EPOCHS
     check_completed(job, restarts=1)
 

@@ -120,8 +120,8 @@ class _Part:
     @property
     def spoken(self) -> SpokenPiece:
         """The result without what only the recording's needs."""
-        found = self.hypothesis
-        return SpokenPiece.of(self.start, self.seconds, found.text, found.confidence, self.words)
+        best = self.hypothesis
+        return SpokenPiece.of(self.start, self.seconds, best.text, best.confidence, self.words)
 
 
 @dataclass

@@ -506,8 +506,18 @@ def low_scores(scores: Mapping[str, float], deviations: float = 5.0) -> dict[str
     return dict(sorted(((n, d) for n, d in below.items() if d > deviations), key=lambda item: (-item[1], item[0])))
 
 
+def confidence_limit(confidences: Iterable[float], share: float = 0.5) -> float:
+    """The confidence below which few words are where the transcript has them: a share of the median.
+
+    Args:
+        confidences: Mean confidence of each utterance, of at least one.
+        share: The share.
+    """
+    return share * statistics.median(confidences)
+
+
 def low_confidences(confidences: Mapping[str, float], share: float = 0.5) -> dict[str, float]:
-    """Utterances whose confidence is below a share of the median: few of their words are where the transcript has them.
+    """Utterances whose confidence is below `confidence_limit`.
 
     Args:
         confidences: Mean confidence of each utterance.
@@ -518,7 +528,7 @@ def low_confidences(confidences: Mapping[str, float], share: float = 0.5) -> dic
     """
     if len(confidences) < _SMALLEST:
         return {}
-    limit = share * statistics.median(confidences.values())
+    limit = confidence_limit(confidences.values(), share)
     low = ((name, value) for name, value in confidences.items() if value < limit)
     return dict(sorted(low, key=lambda item: (item[1], item[0])))
 

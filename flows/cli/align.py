@@ -2,7 +2,6 @@
 
 import csv
 import io
-import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -67,7 +66,7 @@ def align(
     source of a configuration from which min_confidence leaves out doubtful transcripts. A configuration's model is
     trained first if necessary.
     """
-    from speech.alignments import suspicious
+    from speech.alignments import confidence_limit, suspicious
 
     with redirect_stdout(sys.stderr), interruptible(), progress_bars():
         corpus = _aligned(model, data, overrides or [], device)
@@ -90,8 +89,8 @@ def align(
     counts = ", ".join(f"{summary[name]:,} {name}" for name in ("aligned", "failed", "quarantined"))
     print_line(f"{counts}; files in {output}")
     if corpus.alignments:
-        half = statistics.median(alignment.confidence for alignment in corpus.alignments) / 2
-        source = f"{{kind: table, path: {files[-1].resolve()}, min_confidence: {half:.2f}}}"
+        limit = confidence_limit(alignment.confidence for alignment in corpus.alignments)
+        source = f"{{kind: table, path: {files[-1].resolve()}, min_confidence: {limit:.2f}}}"
         print_line(f"as a source that leaves out confidences below half the median: {source}")
 
 

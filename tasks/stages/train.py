@@ -192,8 +192,8 @@ def _tokens(run: Run) -> dict[str, Any]:
 
 def _languages(run: Run, name: str) -> list[str]:
     """The languages of a set's utterances, sorted; empty for utterances without."""
-    found = pc.unique(ShardIndex.read(ObjectStore(set_url(run, name))).values("language"))
-    return sorted({language or "" for language in found.to_pylist()})
+    languages = pc.unique(ShardIndex.read(ObjectStore(set_url(run, name))).values("language"))
+    return sorted({language or "" for language in languages.to_pylist()})
 
 
 def make_spec(run: Run) -> BundleSpec:

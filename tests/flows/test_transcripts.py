@@ -23,19 +23,7 @@ from speech.hypotheses import Word
 pytestmark = pytest.mark.usefixtures("tones_are_speech")
 said = load_beside(__file__, "../recognition/test_transcriber.py")
 RATE, TEXT, folder, speak = said.RATE, said.TEXT, said.folder, said.speak
-
-
-@pytest.fixture
-def perfect_model(folder, monkeypatch):
-    """The bundle's folder, whose model makes no errors."""
-    original = Transcriber.__init__
-
-    def init(self, *args, **kwargs):
-        original(self, *args, **kwargs)
-        self.recognizer.model = said.LoudestBand()
-
-    monkeypatch.setattr(Transcriber, "__init__", init)
-    return folder
+perfect_model = said.perfect_model
 
 
 def transcribe(*words, model, code=0, stdin=None):

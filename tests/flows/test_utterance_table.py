@@ -15,19 +15,7 @@ from storage.corpora import open_corpus
 pytestmark = pytest.mark.usefixtures("tones_are_speech")
 said = load_beside(__file__, "../recognition/test_transcriber.py")
 RATE, TEXT, folder, speak = said.RATE, said.TEXT, said.folder, said.speak
-
-
-@pytest.fixture
-def model(folder, monkeypatch):
-    """The bundle's folder, whose model makes no errors."""
-    original = Transcriber.__init__
-
-    def init(self, *args, **kwargs):
-        original(self, *args, **kwargs)
-        self.recognizer.model = said.LoudestBand()
-
-    monkeypatch.setattr(Transcriber, "__init__", init)
-    return folder
+model = said.perfect_model
 
 
 @pytest.fixture

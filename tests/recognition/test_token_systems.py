@@ -3,7 +3,7 @@
 What all of them promise is tested of each; at the end of the file is what only one of them has.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -58,33 +58,22 @@ class Case:
         return self.system.kind
 
 
+ATTENTION = Case(
+    AttentionSystem(decoder_network=TransformerDecoderConfig(dim=32, layers=1, heads=2, dropout=0.0)),
+    AttentionConfig,
+    {"epochs": 14, "optimizer": {"lr": 5e-3}},
+    AttentionDecodeConfig,
+    {"ctc_weight": 0.8},
+    loss=1.5,
+    wer=0.7,
+    errors=2,
+    change=('"layers": 1', '"layers": 2'),
+    parts=frozenset({"decoder"}),
+)
+LANGUAGES = TransformerDecoderConfig(dim=32, layers=1, heads=2, dropout=0.0, language="auto")
 CASES = {
-    "attention": Case(
-        AttentionSystem(decoder_network=TransformerDecoderConfig(dim=32, layers=1, heads=2, dropout=0.0)),
-        AttentionConfig,
-        {"epochs": 14, "optimizer": {"lr": 5e-3}},
-        AttentionDecodeConfig,
-        {"ctc_weight": 0.8},
-        loss=1.5,
-        wer=0.7,
-        errors=2,
-        change=('"layers": 1', '"layers": 2'),
-        parts=frozenset({"decoder"}),
-    ),
-    "attention with languages": Case(
-        AttentionSystem(
-            decoder_network=TransformerDecoderConfig(dim=32, layers=1, heads=2, dropout=0.0, language="auto")
-        ),
-        AttentionConfig,
-        {"epochs": 14, "optimizer": {"lr": 5e-3}},
-        AttentionDecodeConfig,
-        {"ctc_weight": 0.8},
-        loss=1.5,
-        wer=0.7,
-        errors=2,
-        change=('"layers": 1', '"layers": 2'),
-        parts=frozenset({"decoder"}),
-    ),
+    "attention": ATTENTION,
+    "attention with languages": replace(ATTENTION, system=AttentionSystem(decoder_network=LANGUAGES)),
     "transducer": Case(
         TransducerSystem(predictor=LstmPredictorConfig(dim=16, dropout=0.0), joint_dim=32, ctc=True),
         TransducerConfig,

@@ -60,6 +60,19 @@ def transcriber(folder):
     return transcriber
 
 
+@pytest.fixture
+def perfect_model(folder, monkeypatch):
+    """The bundle's folder, whose model makes no errors."""
+    original = Transcriber.__init__
+
+    def init(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        self.recognizer.model = LoudestBand()
+
+    monkeypatch.setattr(Transcriber, "__init__", init)
+    return folder
+
+
 def speak(text, rate=RATE, pause=0.1):
     """Each word is a tone in the middle of its mel band, with fades, since a click has energy in all bands."""
     top = 1127 * math.log(1 + 4000 / 700)

@@ -82,7 +82,7 @@ def test_rows_without_a_number_from_0_to_1_are_quarantined_with_the_reason(home,
         "it has no confidence: min_confidence needs a number from 0 to 1",
         "its confidence is '93': min_confidence needs a number from 0 to 1",
     ]
-    assert prepared(table, {"set": "train"}).counts["written"] == 24  # nobody has asked for confidences
+    assert prepared(table, {"set": "train"}).counts["written"] == 24  # min_confidence is not set
 
 
 def test_rows_of_another_set_of_the_corpus_need_no_confidence(home, table):

@@ -38,7 +38,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 WHEELS = ("pyzmq", "pydantic", "pydantic_core", "annotated-types", "typing-inspection", "cryptography", "cffi")
-WHEELS += ("pycparser", "soundfile", "webdataset", "braceexpand", "rapidfuzz")
+WHEELS += ("pycparser", "soundfile", "webdataset", "braceexpand", "rapidfuzz", "flashlight-text", "kaldifst")
 """What the tests and trainings need beside torch, torchaudio, numpy, pyarrow, sentencepiece, safetensors, psutil,
 nvidia-ml-py, fsspec and pytest with xdist, timeout and hypothesis."""
 LOADERS_START_S = 30.0
@@ -374,12 +374,16 @@ def tests(place: Place) -> None:
         text=True,
         check=True,
     ).stdout.split()
-    options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "-n", "6", "--dist", "load", "--timeout", "100"]
-    command = [sys.executable, "-m", "pytest", *options, "-k", "not test_speed_of", *sorted(files)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    print(done.stdout, done.stderr[-2000:], flush=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR")) or " in " in line[-20:]]
-    place.result(what="GPU tests", status=done.returncode, said=[line.strip("= ")[:200] for line in lines[-12:]])
+    options = ["-m", "gpu", "-v", "-p", "no:cacheprovider", "-n", str(min(12, os.cpu_count() or 1)), "--dist", "load"]
+    command = [sys.executable, "-m", "pytest", *options, "--timeout", "100", "-k", "not test_speed_of", *sorted(files)]
+    log = (
+        place.output / "tests.log"
+    )  # each test as it ends: what hangs until the step's limit is the one that is missing
+    with log.open("wb") as file:
+        done = subprocess.run(command, cwd=ROOT, stdout=file, stderr=file, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    text = log.read_text(errors="replace")
+    lines = [line for line in text.splitlines() if line.startswith(("FAILED", "ERROR")) or " in " in line[-20:]]
+    place.result(what="GPU tests", status=done.returncode, said=[line.strip("= ")[:200] for line in lines[-40:]])
 
 
 def published(place: Place) -> None:
@@ -421,7 +425,7 @@ def conformer(place: Place, compiled: bool = False, flat: bool = False) -> None:
             place.result(what="Conformer", way=name, **_conformer(place, job, seconds, name))
 
 
-def _conformer(place: Place, job: Any, seconds: float, name: str) -> Row:
+def _conformer(place: Place, job: Any, seconds: float, name: str, fed: tuple[int, ...] = (1, 4, 12)) -> Row:
     import torch
 
     from storage.batching import plan_epoch
@@ -453,9 +457,81 @@ def _conformer(place: Place, job: Any, seconds: float, name: str) -> Row:
     row |= {"peak_gb": torch.cuda.max_memory_allocated() / 1e9 if place.gpu else 0.0}
     if not job.train.compile:
         row |= place.profiled(step, name, 6) | place.waits(step)
-        for threads in (1, 4, 12) if place.gpu else (1,):
+        for threads in fed if place.gpu else fed[:1]:
             row[f"audio_per_s_with_{threads}_loader_threads"] = _fed(place, learner, load, planned, threads)
     return row
+
+
+WHISPER_BASE = {"kind": "whisper", "source": "none", "dropout": 0.0, "dim": 512, "layers": 6}
+WHISPER_BASE |= {"encoder": {"model_type": "whisper", "encoder_attention_heads": 8, "encoder_ffn_dim": 2048}}
+SYSTEMS: dict[str, tuple[Row, Row, Row]] = {
+    "Conformer, CTC": ({}, {}, {"objective": "ctc"}),
+    "Conformer, transducer": (
+        {},
+        {"kind": "transducer", "predictor": {"kind": "stateless", "dim": 320}, "joint_dim": 320},
+        {"objective": "transducer"},
+    ),
+    "encoder and decoder of Whisper base's size": (
+        WHISPER_BASE,
+        {
+            "kind": "attention",
+            "ctc": False,
+            "decoder_network": {"kind": "transformer", "dim": 512, "layers": 6, "heads": 8},
+        },
+        {"objective": {"kind": "attention", "ctc_weight": 0.0}},
+    ),
+}
+"""Rows of `systems`: changes of the network, the system, and of `train`."""
+
+
+def systems(place: Place) -> None:
+    """What a second of GPU trains and encodes, by kind of recognizer: networks of random weights on real speech."""
+    for name in SYSTEMS:
+        for seconds, flat in ((200.0, False), (200.0, True)) if place.gpu else ((8.0, False),):
+            with place.guarded(f"systems, {name}"), tempfile.TemporaryDirectory() as folder:
+                way = f"{name}, batches of {seconds:.0f} s{', flat' if flat else ''}"
+                job = _system_job(place, name, Path(folder), batch_seconds=seconds, flat_bf16=flat)
+                row = _conformer(place, job, seconds, way, fed=())
+                if not flat:
+                    row["encoded_audio_per_s"] = _encoded(place, job, Path(folder))
+                place.result(what="systems", way=way, **row)
+
+
+def _system_job(place: Place, name: str, folder: Path, **train: Any) -> Any:
+    """The packed job of `libri` with another system."""
+    model, system, fields = SYSTEMS[name]
+    job = packed_job(place, "libri", folder, **train)
+    document = job.model_dump(mode="json")
+    if model:
+        document["task"]["spec"] |= {"model": model, "features": {"kind": "whisper_logmel"}, "stats": None}
+    if system:
+        document["task"]["spec"]["system"] = system
+        document["task"] |= {"kind": system["kind"]}
+        del document["task"]["alignments_url"]
+    document["task"] |= fields
+    return type(job).model_validate(document)
+
+
+def _encoded(place: Place, job: Any, folder: Path) -> float:
+    """Seconds of audio that `Recognizer.encode` reads per second, in batches as decoding makes them."""
+    import numpy as np
+
+    from recognition.bundle import save_bundle
+    from recognition.inference import encode_set, open_set
+    from recognition.recognizer import Recognizer
+
+    spec = job.task.spec
+    save_bundle(folder / "bundle", spec, dict(spec.build_model().state_dict()))
+    recognizer = Recognizer.load(folder / "bundle", device=place.device)
+    data = open_set(job.task.valid_url, spec.sample_rate, folder / "cache")
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        for _ in encode_set(recognizer, data, np.arange(len(data.durations))):
+            pass
+        place.wait()
+        times.append(time.perf_counter() - began)
+    return float(data.durations.sum()) / min(times)
 
 
 def fed(place: Place) -> None:
@@ -620,6 +696,7 @@ STEPS: dict[str, tuple[float, bool, Callable[[Place], None]]] = {
     "published": (80, False, published),
     "exchange2": (70, False, lambda place: exchange(place, 2, ("zmq", 1), ("cuda", 1))),
     "conformer": (90, True, conformer),
+    "systems": (90, True, systems),
     "fed": (75, True, fed),
     "libri": (55, True, lambda place: training(place, "libri", 1, 40, batch_seconds=64.0, **MINUTES)),
     "libri2": (55, True, lambda place: training(place, "libri", 2, 40, batch_seconds=128.0, **MINUTES)),

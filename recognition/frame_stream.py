@@ -89,8 +89,8 @@ class _PosteriorSearch(_FrameSearch):
 
     @override
     def step(self, frame: Tensor) -> bool:
-        self._log_probs.append(frame.cpu())
-        return int(self._log_probs[-1].argmax()) in self._silence
+        self._log_probs.append(frame)
+        return int(frame.argmax()) in self._silence
 
     @override
     def best(self, final: bool) -> Hypothesis:
@@ -174,6 +174,8 @@ class FrameStream:
             )
         self._outputs = encoder.forward_chunk if isinstance(recognizer, FrameRecognizer) else encoder.chunk_outputs
         self._device, self._shift, self.cfg = recognizer.device, recognizer.frame_seconds, cfg or FrameStreamConfig()
+        # searches of posteriors read them on the host: one copy for a chunk, not one for each frame
+        self._searched_on = torch.device("cpu") if isinstance(recognizer, FrameRecognizer) else recognizer.device
         self._state = encoder.stream_state(1, max(1, round(self.cfg.chunk_ms / 1000 / self._shift)))
         self._features = FeatureStream(recognizer.frontend)
         rate = recognizer.spec.sample_rate
@@ -230,7 +232,7 @@ class FrameStream:
             if last:
                 feats = torch.cat((feats, self._features.finish()))
             outputs, self._state = self._outputs(feats[None], self._state, last)
-        return self._searched(outputs[0])
+        return self._searched(outputs[0].to(self._searched_on))
 
     def _searched(self, outputs: Tensor) -> list[StreamResult]:
         """Go on with the search in further output frames [frames, ...]."""

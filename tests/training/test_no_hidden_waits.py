@@ -16,6 +16,8 @@ from speech.features import FEATURES, CmvnStats
 from speech.frontend import FrontEnd
 from speech.models import MODELS, StatelessPredictorConfig, TransformerDecoderConfig
 from speech.objectives import OBJECTIVES
+from training.learner.compute import Learner, open_set
+from training.learner.prefetch import Loader
 
 CPU = torch.device("cpu")
 EVERYTHING = {
@@ -51,7 +53,7 @@ def make_job(corpus, tmp_path_factory):
         system = without.get(system.kind, system)
         if system.targets == "tokens":
             spec = corpus.spec(kind, model=bare(kind), system=system)
-            return corpus.job(tmp_path_factory.mktemp("job"), spec=spec, augment=EVERYTHING, **fields)
+            return corpus.job(tmp_path_factory.mktemp("job"), spec=spec, **{"augment": EVERYTHING, **fields})
         job = state_job(corpus, tmp_path_factory.mktemp("job"), folder, kind, **fields)
         return with_task(job, spec=job.task.spec.model_copy(update={"model": bare(kind)}))
 
@@ -154,3 +156,19 @@ def test_torch_finds_no_hidden_wait_in_a_step(make_job, kind, objective, graphs)
     job = make_job(kind, objective, device="cuda", cuda_graphs=graphs)
     losses, _ = steps(*node_of_one(job, GPU), forbidden_waits)
     assert torch.isfinite(losses).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("objective", OF_SPEECH)
+@pytest.mark.parametrize("kind", sorted(MODELS))
+def test_gradients_on_gpu_and_cpu_agree(make_job, kind, objective):
+    """Of each network with each objective; augmentation off, which a GPU rounds otherwise."""
+    losses, grads = [], []
+    for device in (CPU, GPU):
+        job = make_job(kind, objective, device=device.type, amp="off", augment={"enabled": False})
+        learner = Learner(job, device)
+        batch = Loader(open_set(job, "train"), learner.task, device)(range(6), 0)
+        losses.append(learner.gradient(batch, 1).loss)
+        grads.append(learner.flat.grads.cpu())
+    assert losses[1] == pytest.approx(losses[0], rel=5e-3)  # convolutions in TF32
+    assert (grads[1] - grads[0]).norm() < 0.02 * grads[0].norm()

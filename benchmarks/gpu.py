@@ -464,22 +464,17 @@ def _conformer(place: Place, job: Any, seconds: float, name: str, fed: tuple[int
 
 WHISPER_BASE = {"kind": "whisper", "source": "none", "dropout": 0.0, "dim": 512, "layers": 6}
 WHISPER_BASE |= {"encoder": {"model_type": "whisper", "encoder_attention_heads": 8, "encoder_ffn_dim": 2048}}
+WHISPER_DECODER = {"kind": "transformer", "dim": 512, "layers": 6, "heads": 8}
+ATTENTION: Row = {"kind": "attention", "ctc": False, "decoder_network": WHISPER_DECODER}
 SYSTEMS: dict[str, tuple[Row, Row, Row]] = {
-    "Conformer, CTC": ({}, {}, {"objective": "ctc"}),
+    "Conformer, CTC": ({}, {}, {}),
     "Conformer, transducer": (
         {},
         {"kind": "transducer", "predictor": {"kind": "stateless", "dim": 320}, "joint_dim": 320},
-        {"objective": "transducer"},
+        {},
     ),
-    "encoder and decoder of Whisper base's size": (
-        WHISPER_BASE,
-        {
-            "kind": "attention",
-            "ctc": False,
-            "decoder_network": {"kind": "transformer", "dim": 512, "layers": 6, "heads": 8},
-        },
-        {"objective": {"kind": "attention", "ctc_weight": 0.0}},
-    ),
+    "encoder and decoder of Whisper base's size": (WHISPER_BASE, ATTENTION, {}),
+    "the same, encoder frozen": (WHISPER_BASE, ATTENTION, {"freeze": [{"names": ["encoder.*"], "until": 0}]}),
 }
 """Rows of `systems`: changes of the network, the system, and of `train`."""
 
@@ -487,28 +482,26 @@ SYSTEMS: dict[str, tuple[Row, Row, Row]] = {
 def systems(place: Place) -> None:
     """What a second of GPU trains and encodes, by kind of recognizer: networks of random weights on real speech."""
     for name in SYSTEMS:
-        for seconds, flat in ((200.0, False), (200.0, True)) if place.gpu else ((8.0, False),):
-            with place.guarded(f"systems, {name}"), tempfile.TemporaryDirectory() as folder:
-                way = f"{name}, batches of {seconds:.0f} s{', flat' if flat else ''}"
-                job = _system_job(place, name, Path(folder), batch_seconds=seconds, flat_bf16=flat)
-                row = _conformer(place, job, seconds, way, fed=())
-                if not flat:
-                    row["encoded_audio_per_s"] = _encoded(place, job, Path(folder))
-                place.result(what="systems", way=way, **row)
+        seconds = 200.0 if place.gpu else 8.0
+        with place.guarded(f"systems, {name}"), tempfile.TemporaryDirectory() as folder:
+            way = f"{name}, batches of {seconds:.0f} s"
+            job = _system_job(place, name, Path(folder), batch_seconds=seconds)
+            row = _conformer(place, job, seconds, way, fed=())
+            encoded = _encoded(place, job, Path(folder))
+            place.result(what="systems", way=way, **row, encoded_audio_per_s=encoded)
 
 
 def _system_job(place: Place, name: str, folder: Path, **train: Any) -> Any:
     """The packed job of `libri` with another system."""
     model, system, fields = SYSTEMS[name]
-    job = packed_job(place, "libri", folder, **train)
+    job = packed_job(place, "libri", folder, **train, **fields)
     document = job.model_dump(mode="json")
     if model:
         document["task"]["spec"] |= {"model": model, "features": {"kind": "whisper_logmel"}, "stats": None}
     if system:
         document["task"]["spec"]["system"] = system
-        document["task"] |= {"kind": system["kind"]}
+        document["task"] |= {"kind": system["kind"], "objective": system["kind"]}
         del document["task"]["alignments_url"]
-    document["task"] |= fields
     return type(job).model_validate(document)
 
 
@@ -699,7 +692,7 @@ STEPS: dict[str, tuple[float, bool, Callable[[Place], None]]] = {
     "systems": (90, True, systems),
     "fed": (75, True, fed),
     "libri": (55, True, lambda place: training(place, "libri", 1, 40, batch_seconds=64.0, **MINUTES)),
-    "libri2": (55, True, lambda place: training(place, "libri", 2, 40, batch_seconds=128.0, **MINUTES)),
+    "libri2": (55, True, lambda place: training(place, "libri", 2, 40, batch_seconds=64.0, **MINUTES)),
     "fsdd": (70, True, lambda place: training(place, "fsdd", 1, 60, cuda_graphs=True)),
     "fsdd4": (90, True, lambda place: training(place, "fsdd", 4, 80, cuda_graphs=True)),
     "fsdd2x2": (90, True, lambda place: training(place, "fsdd", 2, 80, strategy="h-adpsgd", learners_per_node=2)),

@@ -21,7 +21,8 @@ _NOT_CONTENT = (
         "loader_processes",
     ),
     *("max_unreadable", "machines_per_node", "compile", "cuda_graphs", "flat_bf16", "learner_metrics"),
-    *("exchange.encrypt", "exchange.timeout_s", "exchange.chunk_kb", "exchange.daemons", "strategy.newcomer"),
+    *("exchange.kind", "exchange.encrypt", "exchange.timeout_s", "exchange.chunk_kb", "exchange.daemons"),
+    "strategy.newcomer",
     "objective.joint_mb",
     *("objective.alignments", "init"),  # their digests count
 )

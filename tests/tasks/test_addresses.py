@@ -31,7 +31,7 @@ _RUNS_ONLY = (
     *("threads", "loader_threads", "loader_processes", "max_unreadable", "machines_per_node", "learner_metrics"),
     *("compile", "cuda_graphs", "flat_bf16"),
     *("checkpoint_steps", "checkpoint_keep", "log_steps", "launch", "membership", "strategy.newcomer"),
-    *("exchange.encrypt", "exchange.timeout_s", "exchange.chunk_kb", "exchange.daemons"),
+    *("exchange.kind", "exchange.encrypt", "exchange.timeout_s", "exchange.chunk_kb", "exchange.daemons"),
 )
 WITHOUT_EFFECT = {
     *(

@@ -39,7 +39,8 @@ def run_ranks(program: str, ranks: int, folder: Path, *words: str) -> None:
     """
     from forks import Forkable  # ranks import this module, too, and have no tests/ on their path
 
-    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    before = os.environ.get("PYTHONPATH", "")
+    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent), *([before] if before else [])])
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     processes = [
         subprocess.Popen(

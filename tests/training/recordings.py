@@ -12,7 +12,8 @@ class HostRecording:
         self._run, self.feats, self.lengths = run, feats.clone(), lengths.clone()
         torch.rand(7)  # a warm-up draws random numbers, and adds gradients
         scores, self.frames = run(self.feats, self.lengths)
-        scores.backward(torch.ones_like(scores))
+        if scores.requires_grad:
+            scores.backward(torch.ones_like(scores))
         self.scores, self.grads = scores.detach().clone(), torch.full_like(scores, torch.nan)
         self.made.append(tuple(feats.shape))
 
@@ -23,4 +24,5 @@ class HostRecording:
         self.frames.copy_(frames)
 
     def backward(self):
-        self._live.backward(self.grads)
+        if self._live.requires_grad:
+            self._live.backward(self.grads)

@@ -6,6 +6,9 @@ from recordings import HostRecording
 from tones import LEARNS, bare, train
 
 from benchmarks.published_model import DIMENSION, SEGMENT, Bench, Options
+from recognition.systems.attention import AttentionSystem
+from recognition.systems.transducer import TransducerSystem
+from speech.models import StatelessPredictorConfig, TransformerDecoderConfig
 from training.config import TrainConfig
 from training.learner import graphs
 from training.learner.compute import Learner, open_set
@@ -21,15 +24,28 @@ def made():
     return HostRecording.made
 
 
+OF_TOKENS = {
+    "attention": AttentionSystem(decoder_network=TransformerDecoderConfig(dim=16, layers=1, heads=2, dropout=0.0)),
+    "transducer": TransducerSystem(predictor=StatelessPredictorConfig(dim=16, dropout=0.0), joint_dim=16),
+}
+"""Systems whose network reads tokens, without what draws random numbers."""
+NETWORKS = ["conformer", "blstm", "tdnn", *OF_TOKENS]
+
+
 def learners(corpus, folder, kind, device, record=HostRecording, **fields):
-    """A plain learner, and one that replays."""
-    spec = corpus.spec(kind, model=bare(kind))
+    """A plain learner, and one that replays; the kind is that of a CTC model, or one of `OF_TOKENS`."""
+    spec = corpus.spec(kind, model=bare(kind)) if kind not in OF_TOKENS else of_tokens(corpus, kind)
+    fields |= {"objective": kind} if kind in OF_TOKENS else {}
     plain = Learner(corpus.job(folder, spec=spec, device=device.type, **fields), device)
     if device.type == "cuda":
         return plain, Learner(corpus.job(folder, spec=spec, device="cuda", cuda_graphs=True, **fields), device)
     fast = Learner(corpus.job(folder, spec=spec, **fields), device)
-    fast._forward = GraphedForward(fast._scores, fast.flat, record)
+    fast._forward = fast._graphed(record=record)
     return plain, fast
+
+
+def of_tokens(corpus, kind):
+    return corpus.spec("conformer", model=bare("conformer"), system=OF_TOKENS[kind])
 
 
 def test_sizes_are_a_geometric_series():
@@ -39,7 +55,7 @@ def test_sizes_are_a_geometric_series():
     assert all(size <= rounded(size) <= size * 9 / 8 for size in range(1, 5000))
 
 
-@pytest.mark.parametrize("kind", ["conformer", "blstm", "tdnn"])
+@pytest.mark.parametrize("kind", NETWORKS)
 def test_replayed_gradients_are_those_of_plain_passes(corpus, tmp_path, made, kind):
     plain, fast = learners(corpus, tmp_path, kind, CPU)
     load = Loader(open_set(plain.job, "train"), plain.task, CPU)
@@ -51,6 +67,28 @@ def test_replayed_gradients_are_those_of_plain_passes(corpus, tmp_path, made, ki
         torch.testing.assert_close(fast.flat.grads, plain.flat.grads, rtol=1e-4, atol=1e-4)
     assert made  # not only plain passes
     assert all(rows == rounded(rows) and frames == rounded(frames) for rows, frames, _ in made)
+
+
+PARTED = [
+    ("transducer", {"amp": "bf16", "flat_bf16": True}),
+    ("attention", {"freeze": [{"names": ["encoder.*"], "until": 0}]}),
+]
+"""Networks of parts: weights that each part converts for itself, and an encoder without gradients."""
+
+
+def same_gradients(plain, fast, device, close):
+    load = Loader(open_set(plain.job, "train"), plain.task, device)
+    batch = load(list(range(12)), 0)
+    for number in range(4):
+        wanted, got = plain.gradient(batch, number), fast.gradient(batch, number)
+        assert got.loss == pytest.approx(wanted.loss, rel=close)
+        assert (fast.flat.grads - plain.flat.grads).norm() < close * plain.flat.grads.norm()
+
+
+@pytest.mark.parametrize(("kind", "fields"), PARTED)
+def test_parts_are_replayed_with_converted_weights_and_a_frozen_encoder(corpus, tmp_path, made, kind, fields):
+    same_gradients(*learners(corpus, tmp_path, kind, CPU, **fields), CPU, 0.03)
+    assert made
 
 
 def test_recording_changes_neither_gradients_nor_random_numbers(corpus, tmp_path, made):
@@ -165,7 +203,7 @@ def test_graphs_are_for_nodes_of_one_learner_and_not_compiled():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("amp", ["off", "bf16"])
-@pytest.mark.parametrize("kind", ["conformer", "blstm", "tdnn"])
+@pytest.mark.parametrize("kind", NETWORKS)
 def test_graphs_give_the_gradients_of_plain_passes(corpus, tmp_path, kind, amp, monkeypatch, caplog):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     plain, fast = learners(corpus, tmp_path, kind, GPU, amp=amp)
@@ -183,6 +221,15 @@ def test_graphs_give_the_gradients_of_plain_passes(corpus, tmp_path, kind, amp, 
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "fields"), PARTED)
+def test_parts_are_recorded_with_converted_weights_and_a_frozen_encoder(corpus, tmp_path, kind, fields, caplog):
+    plain, fast = learners(corpus, tmp_path, kind, GPU, **fields)
+    same_gradients(plain, fast, GPU, 0.05)
+    assert fast._forward.recordings
+    assert not caplog.text
+
+
+@pytest.mark.gpu
 def test_dropout_in_a_graph_depends_on_the_seed_alone(corpus, tmp_path):
     model = bare("conformer").model_copy(update={"dropout": 0.3})
     job = corpus.job(tmp_path, spec=corpus.spec("conformer", model=model), device="cuda", cuda_graphs=True)
@@ -193,22 +240,6 @@ def test_dropout_in_a_graph_depends_on_the_seed_alone(corpus, tmp_path):
     assert learner._forward.recordings
     assert losses[0] == pytest.approx(losses[2], rel=1e-5)
     assert len({round(loss, 3) for loss in losses}) == 3
-
-
-@pytest.mark.gpu
-def test_a_replay_does_not_wait_for_the_gpu(corpus, tmp_path):
-    _, fast = learners(corpus, tmp_path, "conformer", GPU)
-    batch = Loader(open_set(fast.job, "train"), fast.task, GPU)(range(8), 0)
-    for seed in range(2):
-        fast.gradient(batch, seed)
-    feats, frames = fast.task.features(batch, GPU)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        scores, _ = fast._forward(feats, frames)
-        scores.sum().backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu

@@ -6,6 +6,7 @@ The contract of all exchanges is in `test_exchange_contract.py`.
 import logging
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,9 +20,10 @@ from training.config import TrainConfig
 from training.exchange import ExchangeSetup, build_exchange, cuda_exchange
 from training.exchange.config import ExchangeConfig
 from training.exchange.cuda_exchange import PeerAverager, PeerMover
-from training.exchange.device import CopyEvent, PeerMemoryError
+from training.exchange.device import CopyEvent, PeerMemoryError, unshared
 from training.exchange.mailbox import Mailbox
 from training.exchange.messages import NOT_READY, OK, UNREADABLE
+from training.node import run_rank
 
 MESSAGE = 1024
 
@@ -392,3 +394,46 @@ def test_options_that_have_no_effect_in_gpu_memory_are_refused(fields):
 def test_learners_on_other_machines_or_cpus_are_refused_with_a_remedy(fields):
     with pytest.raises(ValueError, match=r"use exchange\.kind=zmq"):
         TrainConfig.model_validate({"strategy": "adpsgd", "nodes": 2, "exchange": {"kind": "cuda"}, **fields})
+
+
+@pytest.mark.parametrize(
+    ("learners", "gpus", "apart", "size", "why"),
+    [
+        (2, 1, (), 1000, ""),
+        (4, 2, (), 1000, ""),
+        (4, 3, ((0, 2),), 1000, "GPU 0 cannot access GPU 2"),
+        (2, 3, ((0, 2), (2, 1)), 1000, ""),  # which no learner uses
+        (2, 3, ((1, 0),), 1000, "GPU 1 cannot access GPU 0"),
+        (1, 1, (), 10_000_000, ""),  # 0.56 of 4 GB
+        (2, 1, (), 10_000_000, "it may take 0.6 of 2.0 GB of GPU memory"),
+        (3, 2, (), 10_000_000, "it may take 0.6 of 2.0 GB of GPU memory"),
+        (4, 4, (), 17_000_000, ""),
+        (4, 4, (), 18_000_000, "it may take 1.0 of 4.0 GB of GPU memory"),
+    ],
+)
+def test_exchange_chooses_gpu_memory_where_learners_can_share_it(learners, gpus, apart, size, why, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: (one, other) not in apart)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=4e9))
+    assert unshared(torch.device("cuda", 0), learners, size) == why
+    assert unshared(torch.device("cpu"), learners, size) == "it trains on the CPU"
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "said"),
+    [
+        ({}, "cuda", "auto: cuda, in GPU memory"),
+        ({"exchange": {"wire": "bf16"}}, "zmq", "auto: zmq, since exchange.wire"),
+        ({"exchange": {"daemons": 2}}, "zmq", "auto: zmq, since exchange.wire or exchange.daemons is set"),
+        ({"exchange": {"kind": "zmq"}}, "zmq", ""),
+        ({"launch": {"kind": "external"}}, "zmq", "auto: zmq, since learners may be on several machines"),
+        ({"exchange": {"kind": "cuda"}}, "cuda", ""),
+    ],
+)
+def test_kind_of_exchange_is_chosen_and_logged(corpus, tmp_path, fields, kind, said, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(run_rank, "unshared", lambda device, learners, size: "")
+    job = corpus.job(tmp_path, strategy="adpsgd", nodes=2, device="cuda", **fields)
+    assert run_rank._chosen(job, torch.device("cuda", 0), 2, 1000).kind == kind
+    assert said in caplog.text
+    assert bool(said) == ("exchange.kind auto" in caplog.text)

@@ -56,15 +56,16 @@ def test_single_learner_trains_on_a_gpu_with_all_processes(corpus, tmp_path, kin
 
 @pytest.mark.gpu
 def test_nodes_share_one_gpu_and_average_through_the_cuda_mover(corpus, tmp_path):
-    run = train(job_on(corpus, tmp_path, strategy="adpsgd", nodes=2, epochs=8))
+    run = train(job_on(corpus, tmp_path, strategy="adpsgd", nodes=2, epochs=8, exchange={"kind": "zmq"}))
     check(run, 2)
     assert any(entry["exchanges"] for entry in run.entries("step"))
 
 
 @pytest.mark.gpu
-def test_nodes_share_one_gpu_and_average_in_its_memory(corpus, tmp_path):
-    run = train(job_on(corpus, tmp_path, strategy="adpsgd", nodes=2, epochs=8, exchange={"kind": "cuda"}))
+def test_nodes_share_one_gpu_and_by_default_average_in_its_memory(corpus, tmp_path):
+    run = train(job_on(corpus, tmp_path, strategy="adpsgd", nodes=2, epochs=8))
     check(run, 2)
+    assert all("auto: cuda" in log.read_text() for log in tmp_path.rglob("node.log"))
     assert any(entry["exchanges"] for entry in run.entries("step"))
 
 

@@ -10,9 +10,9 @@ from configurable.configuration import Configuration
 class ExchangeConfig(Configuration):
     """How nodes average their weights with neighbours."""
 
-    kind: Literal["zmq", "cuda"] = "zmq"
-    """`zmq`: weights travel encrypted between processes; `cuda`: for GPUs of one machine, weights stay in GPU
-    memory."""
+    kind: Literal["auto", "zmq", "cuda"] = "auto"
+    """`zmq`: weights travel encrypted between processes; `cuda`: for GPUs of one machine, weights stay in GPU memory;
+    `auto`: `cuda` where that is possible, else `zmq`. The log of each rank says which it is."""
     wire: Literal["fp32", "bf16"] = "fp32"
     """Weights on the wire; bf16 halves the bytes and cannot average out differences below its rounding."""
     cpu_share: float = Field(default=0.05, ge=0, le=1)

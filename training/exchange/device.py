@@ -279,3 +279,35 @@ def machine() -> str:
     """Identifies the running system; the same in all its processes."""
     path = Path("/proc/sys/kernel/random/boot_id")
     return path.read_text().strip() if path.exists() else ""
+
+
+_MOST_COPIES = 14
+"""Vectors as large as the weights that an exchange in GPU memory needs at most: four of its own, two snapshots more,
+and eight answers that neighbours are slow to read."""
+_MEMORY_SHARE = 0.25
+"""Share of a learner's GPU memory that these may take without being asked for."""
+
+
+def unshared(device: torch.device, learners: int, size: int) -> str:
+    """Why learners of one machine should not exchange in GPU memory; empty if they can. All learners find the same.
+
+    Args:
+        device: This learner's device; the others' GPUs follow each other, see `devices.choice.pick_device`.
+        learners: Learners on the machine.
+        size: Weights that a learner exchanges.
+    """
+    if device.type != "cuda":
+        return "it trains on the CPU"
+    gpus = torch.cuda.device_count()
+    used = range(min(learners, gpus))
+    for one in used:
+        for other in used:
+            if one != other and not torch.cuda.can_device_access_peer(one, other):
+                return f"GPU {one} cannot access GPU {other}"
+    sharing = -(-learners // gpus)
+    # of the first GPU, and not what is free now: all learners must decide alike
+    memory = torch.cuda.get_device_properties(0).total_memory / sharing
+    needed = 4 * size * _MOST_COPIES
+    if needed > _MEMORY_SHARE * memory:
+        return f"it may take {1e-9 * needed:.1f} of {1e-9 * memory:.1f} GB of GPU memory"
+    return ""

@@ -31,7 +31,7 @@ from training.learner.graphs import GraphedForward
 from training.learner.moments import Moments
 from training.learner.optim import build_optimizer, num_moments, set_learning_rate
 from training.learner.prefetch import Loader
-from training.learner.task import ConstrainedNetwork, SetName, Task, TrainingBatch, TrainingSet
+from training.learner.task import ConstrainedNetwork, NetworkOfParts, SetName, Task, TrainingBatch, TrainingSet
 from training.learner.trained import initial_network
 from training.processes import logs
 
@@ -160,8 +160,7 @@ class Learner:
         self.model.train()
         self._network = self._compiled() if self.cfg.compile else self.model
         self._weights = Bf16Weights(self.flat).in_use if self.cfg.flat_bf16 and self.amp else nullcontext
-        graphs = self.cfg.cuda_graphs and device.type == "cuda"
-        self._forward = GraphedForward(self._scores, self.flat) if graphs else self._scores
+        self._forward = self._graphed() if self.cfg.cuda_graphs and device.type == "cuda" else self._scores
 
     def _compiled(self) -> Callable[..., Any]:
         if self.device.type == "cuda":
@@ -171,6 +170,12 @@ class Learner:
             config.triton.coalesce_tiling_analysis = False
         # dynamic: the padded lengths and the numbers of utterances are too many for a program each
         return torch.compile(self.model, dynamic=True)
+
+    def _graphed(self, **given: Any) -> GraphedForward:
+        """The forward pass from graphs; of a network of parts, they contain the encoder."""
+        if isinstance(self.model, NetworkOfParts):
+            return GraphedForward(self._encoded, self.flat, rest=self._outputs, **given)
+        return GraphedForward(self._scores, self.flat, **given)
 
     def _part_of(self, network: nn.Module) -> nn.Module:
         """The part of the network that this learner trains: all of it."""
@@ -295,6 +300,16 @@ class Learner:
         with self._weights(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
             scores: tuple[Tensor, Tensor] = self._network(feats_BTF, frames, *others)
         return scores
+
+    def _encoded(self, feats_BTF: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """What the encoder of a network of parts gives."""
+        with self._weights(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
+            return cast(NetworkOfParts, self.model).encode(feats_BTF, frames)
+
+    def _outputs(self, encoded_BTD: Tensor, frames: Tensor, *others: Tensor) -> Tensor:
+        """What the other parts make of it."""
+        with self._weights(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
+            return cast(NetworkOfParts, self.model).outputs(encoded_BTD, frames, *others)
 
     def _grad_norm(self) -> float:
         return read_back(self.flat.grad_norm())[0]

@@ -5,7 +5,8 @@ graph records the launches for one shape of the input and repeats them with a si
 batches are padded to few shapes (`rounded`), inputs and results are copied in and out, and the gradients go where they
 went when the graph was recorded: into the flat buffer.
 
-The loss is computed outside: CTC reads lengths on the host, which no graph can hold.
+The loss is computed outside: CTC reads lengths on the host, which no graph can hold. So are the parts of a network that
+read tokens beside the encoder's frames: their lengths would multiply the number of shapes.
 """
 
 import logging
@@ -83,15 +84,18 @@ class CudaRecording:
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
                 scores, _ = run(self.feats, self.lengths)
-                torch.autograd.backward(scores, torch.zeros_like(scores))
+                if scores.requires_grad:
+                    torch.autograd.backward(scores, torch.zeros_like(scores))
             del scores
         # threads that load batches allocate page-locked memory meanwhile
         fields: dict[str, Any] = {"pool": pool, "stream": stream, "capture_error_mode": "thread_local"}
         with torch.cuda.graph(self._graphs[0], **fields):
             scores, self.frames = run(self.feats, self.lengths)
             self.grads = torch.zeros_like(scores)
-        with torch.cuda.graph(self._graphs[1], **fields):
-            torch.autograd.backward(scores, self.grads)
+        self._learns = scores.requires_grad  # a frozen encoder does not
+        if self._learns:
+            with torch.cuda.graph(self._graphs[1], **fields):
+                torch.autograd.backward(scores, self.grads)
         # without its history, which would keep autograd on the recording's stream
         self.scores = scores.detach()
         torch.cuda.current_stream(feats.device).wait_stream(stream)
@@ -101,8 +105,9 @@ class CudaRecording:
         self._graphs[0].replay()
 
     def backward(self) -> None:
-        """Replay the backward pass."""
-        self._graphs[1].replay()
+        """Replay the backward pass, if there is one."""
+        if self._learns:
+            self._graphs[1].replay()
 
 
 class _Replayed(torch.autograd.Function):
@@ -133,6 +138,7 @@ class GraphedForward:
         flat: The model's parameters and gradients.
         record: Makes a recording of `run` for a shape.
         size: The number of utterances, or of frames, that a smaller one is padded to.
+        rest: What computes the scores from the results of `run` and further tensors, if `run` is not the whole network.
 
     Attributes:
         recordings: Those kept, by shape, the one used last at the end.
@@ -144,8 +150,9 @@ class GraphedForward:
         flat: FlatParameters,
         record: Callable[..., PassRecording] | None = None,
         size: Callable[[int], int] = rounded,
+        rest: Callable[..., Tensor] | None = None,
     ) -> None:
-        self._run, self._flat, self._size = run, flat, size
+        self._run, self._flat, self._size, self._rest = run, flat, size, rest
         self._record = record or self._cuda_recorder()
         self.recordings: OrderedDict[Shape, PassRecording] = OrderedDict()
         self._seen: set[Shape] = set()
@@ -155,15 +162,20 @@ class GraphedForward:
         self._anchor = torch.zeros((), device=flat.weights.device, requires_grad=True)
 
     def __call__(self, feats_BTF: Tensor, lengths: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
-        """As `run`; a shape that occurs for the first time, or that cannot be recorded, is computed by `run` itself.
+        """As `run`, and then `rest` if it is given, with what else the network reads.
 
-        So is a network that reads other tensors, too: a recording has no memory for these.
+        A shape that occurs for the first time, or that cannot be recorded, is computed by `run` itself.
         """
-        if others:
+        if others and self._rest is None:  # a recording has no memory for them
             if not self._told:
                 log.warning("no CUDA graphs: the network reads more than features and their lengths")
                 self._told = True
             return self._run(feats_BTF, lengths, *others)
+        scores, frames = self._first(feats_BTF, lengths)
+        return (self._rest(scores, frames, *others) if self._rest else scores), frames
+
+    def _first(self, feats_BTF: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """What `run` gives."""
         size, time, dim = feats_BTF.shape
         shape = self._size(size), self._size(time), dim
         feats, frames = _padded(feats_BTF, lengths, shape)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,23 @@ class TrainingBatch(Protocol):
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Apply a function to each of `tensors`, in an order that depends on their names only."""
+
+
+@runtime_checkable
+class NetworkOfParts(Protocol):
+    """A network whose encoder reads inputs and lengths alone, and whose other parts read more, such as tokens.
+
+    Attributes:
+        parts: Names of the other parts.
+    """
+
+    parts: ClassVar[tuple[str, ...]]
+
+    def encode(self, inputs: Tensor, lengths: Tensor, /) -> tuple[Tensor, Tensor]:
+        """What the other parts read [batch, frames, ...], and its frames [batch]."""
+
+    def outputs(self, encoded: Tensor, frames: Tensor, /, *others: Tensor) -> Tensor:
+        """The network's outputs for what `encode` gave, and for what else they read."""
 
 
 class TrainingSet(Protocol):

@@ -13,6 +13,8 @@ from devices.portions import TooLargeError
 from storage.quarantine import TooManyShardsError
 from training.coordinator.node_client import NodeClient
 from training.exchange import Exchange, ExchangeSetup, build_exchange
+from training.exchange.config import ExchangeConfig
+from training.exchange.device import unshared
 from training.job import TrainJob
 from training.learner.compute import Learner, use_threads
 from training.node.learner_replica import SharedWeights
@@ -129,7 +131,7 @@ def _build_exchange(
     begin, end = parts.group.share(parts.learner.flat.weights.numel())
     moments = parts.learner.moments
     return build_exchange(
-        job.train.exchange,
+        _chosen(job, parts.learner.device, setup.learners_here, end - begin),
         ExchangeSetup(
             node=setup.node,
             rank=rank,
@@ -144,6 +146,21 @@ def _build_exchange(
             gossip=job.train.gossip,
         ),
     )
+
+
+def _chosen(job: TrainJob, device: torch.device, learners: int, size: int) -> ExchangeConfig:
+    """The configuration of the exchange, with its kind."""
+    cfg = job.train.exchange
+    if cfg.kind != "auto":
+        return cfg
+    if job.train.launch.kind != "local":
+        why = "learners may be on several machines"
+    elif cfg.wire != "fp32" or cfg.daemons > 1:
+        why = "exchange.wire or exchange.daemons is set"
+    else:
+        why = unshared(device, learners, size)
+    log.info("exchange.kind auto: %s", f"zmq, since {why}" if why else "cuda, in GPU memory")
+    return cfg.model_copy(update={"kind": "zmq" if why else "cuda"})
 
 
 def _leave_on_signals(wish: threading.Event, rendezvous: Rendezvous | None) -> None:

@@ -26,7 +26,7 @@ class RingConfig(Configuration):
 
     @model_validator(mode="after")
     def _check_exchange(self) -> "RingConfig":
-        if self.exchange.kind != "zmq":
+        if self.exchange.kind == "cuda":
             raise ValueError(f"exchange.kind is {self.exchange.kind}, whose learners are on one machine: use zmq")
         if self.exchange.daemons > 1 and self.gossip.newcomer != "weights":
             raise ValueError(

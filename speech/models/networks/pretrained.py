@@ -6,6 +6,7 @@ Its modules are; so weights have one meaning here and there.
 
 from abc import abstractmethod
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,12 @@ def key_mask(lengths: Tensor, num_frames: int) -> Tensor | None:
     """
     lengths = lengths.clamp(min=1)
     return None if fills(lengths, num_frames) else frame_mask(lengths, num_frames)
+
+
+def layer_output(output: Any) -> Tensor:
+    """What a layer of the library computes: from version 5 of it on a tensor, before that the first of a tuple."""
+    hidden: Tensor = output[0] if isinstance(output, tuple) else output
+    return hidden
 
 
 def use_fast_dropout(module: nn.Module) -> None:

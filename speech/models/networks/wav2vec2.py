@@ -17,7 +17,14 @@ from typing_extensions import override
 
 from speech.features.cmvn import frame_mask
 from speech.models.networks.dropout import Dropout
-from speech.models.networks.pretrained import PretrainedEncoder, PretrainedStage, fills, key_mask, use_fast_dropout
+from speech.models.networks.pretrained import (
+    PretrainedEncoder,
+    PretrainedStage,
+    fills,
+    key_mask,
+    layer_output,
+    use_fast_dropout,
+)
 from speech.models.pretrained import describing, import_transformers
 from speech.models.wav2vec2 import Wav2Vec2Config
 
@@ -82,7 +89,7 @@ class Wav2Vec2FrontEnd(nn.Module):
             x_BCT = self._convolved(layer, x_BCT, lengths, number)
         out_lengths = frames_of(lengths, self._block, self._convolutions)
         x = self.projection(x_BCT.transpose(1, 2))
-        x_BTD = x[0] if isinstance(x, tuple) else x
+        x_BTD = layer_output(x)
         mask = None if fills(out_lengths, x_BTD.shape[1]) else frame_mask(out_lengths, x_BTD.shape[1])[..., None]
         x_BTD = x_BTD if mask is None else x_BTD * mask
         return self.dropout(self.norm(x_BTD + self._positions(x_BTD, mask))), out_lengths
@@ -176,7 +183,7 @@ def run_layers(layers: Iterable[nn.Module], x_BTD: Tensor, lengths: Tensor) -> T
     mask_BT = key_mask(lengths, x_BTD.shape[1])
     mask = None if mask_BT is None else mask_BT[:, None, None, :]
     for layer in layers:
-        x_BTD = layer(x_BTD, attention_mask=mask)[0]
+        x_BTD = layer_output(layer(x_BTD, attention_mask=mask))
     return x_BTD
 
 
@@ -186,7 +193,7 @@ def run_relative_layers(layers: Iterable[nn.Module], x_BTD: Tensor, lengths: Ten
     for layer in layers:
         if bias is None:
             bias = _position_bias(layer.attention, *x_BTD.shape[:2])
-        x_BTD = layer(x_BTD, attention_mask=mask_BT, position_bias=bias)[0]
+        x_BTD = layer_output(layer(x_BTD, attention_mask=mask_BT, position_bias=bias))
     return x_BTD
 
 

@@ -19,7 +19,7 @@ from speech.features.cmvn import frame_mask
 from speech.features.whisper_logmel import followed_by_silence
 from speech.models.networks.base import halved
 from speech.models.networks.dropout import Dropout
-from speech.models.networks.pretrained import PretrainedEncoder, PretrainedStage, fills, key_mask
+from speech.models.networks.pretrained import PretrainedEncoder, PretrainedStage, fills, key_mask, layer_output
 from speech.models.pretrained import describing, import_transformers
 from speech.models.whisper import WhisperConfig
 
@@ -144,5 +144,6 @@ def run_layers(layers: Iterable[nn.Module], x_BTD: Tensor, lengths: Tensor | Non
     mask_BT = None if lengths is None else key_mask(lengths, x_BTD.shape[1])
     mask = None if mask_BT is None else mask_BT[:, None, None, :]
     for layer in layers:
-        x_BTD = layer(x_BTD, mask, None)[0]
+        # version 4 of the library wants a mask of heads, version 5 passes on what it does not know
+        x_BTD = layer_output(layer(x_BTD, attention_mask=mask, layer_head_mask=None))
     return x_BTD

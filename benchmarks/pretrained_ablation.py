@@ -49,11 +49,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=CONFIG, help="the recipe")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="NAME", help=", ".join(ROWS))
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="changes to all rows")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="changes to all rows; what a row itself sets counts")
     args = parser.parse_args()
     rows = []
     for name in args.rows:
-        summary = run_pipeline(args.config, ROWS[name] + args.set)
+        own = {setting.partition("=")[0] for setting in ROWS[name]}
+        common = [setting for setting in args.set if setting.partition("=")[0] not in own]
+        summary = run_pipeline(args.config, common + ROWS[name])
         seconds = {stage["name"]: stage["seconds"] for stage in summary["stages"] if not stage["cached"]}
         training, decoding = sum(seconds.get(stage, 0.0) for stage in TRAINED), seconds.get("decode", 0.0)
         (scores,) = summary["sets"].values()

@@ -49,7 +49,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=CONFIG, help="the recipe")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="NAME", help=", ".join(ROWS))
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="changes to all rows; what a row itself sets counts")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="of all rows that do not set the field",
+    )
     args = parser.parse_args()
     rows = []
     for name in args.rows:

@@ -24,15 +24,18 @@ def write_index(url: str, num_shards: int, per_shard: int) -> None:
     """Write an index of utterances of one second, whose audio does not exist."""
     rows = num_shards * per_shard
     shard = np.repeat(np.arange(num_shards), per_shard)
-    columns: dict[str, Any] = {name: [""] * rows for name in ("text", "speaker", "corpus", "domain", "language")}
+    columns: dict[str, Any] = {
+        name: pa.repeat("", rows) for name in ("text", "speaker", "corpus", "domain", "language")
+    }
     columns |= {
-        "id": [f"u{row}" for row in range(rows)],
+        "id": pa.array(np.arange(rows)).cast(pa.string()),
         "shard": shard,
         "offset": np.zeros(rows),
         "length": np.ones(rows),
     }
     columns |= {"duration": np.ones(rows), "num_frames": np.full(rows, 16000), "sample_rate": np.full(rows, 16000)}
-    table = pa.table({field.name: pa.array(columns[field.name]).cast(field.type) for field in SCHEMA})
+    arrays = {name: values if isinstance(values, pa.Array) else pa.array(values) for name, values in columns.items()}
+    table = pa.table({field.name: arrays[field.name].cast(field.type) for field in SCHEMA})
     records = tuple(
         ShardRecord(f"{number:06d}.tar", per_shard, float(per_shard), 1, "0" * 64) for number in range(num_shards)
     )

@@ -33,6 +33,7 @@ from training.coordinator.worklist import plan_lease
 from training.processes.keys import RingKey
 
 _START_S = 600.0
+_WARM_TURNS = 3
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,11 @@ def emulate(number: int, options: Options, pipe: Connection, parent: int) -> Non
         nodes = [EmulatedNode(node, client, shard_of_row, options) for node in own]
         pipe.send([node.join_s for node in nodes])
         pipe.recv()
+        for _ in range(_WARM_TURNS):  # each node gets the ring's view, and its first lease
+            for node in nodes:
+                node.turn()
+        pipe.send(None)
+        pipe.recv()
         plain: list[float] = []
         leasing: list[float] = []
         end, at = time.perf_counter() + options.seconds, 0
@@ -150,6 +156,10 @@ def measure(options: Options) -> dict[str, Any]:
             started_s = time.monotonic() - began - written_s
             clients = Watched(emulate, options.clients, options, _START_S)
             joins = [seconds for answer in clients.hear() for seconds in answer]
+            began = time.monotonic()
+            clients.tell("warm up")
+            clients.hear()
+            warm_s = time.monotonic() - began
             cpu = tree_cpu(coordinator.pid)
             clients.tell("begin")
             parts = clients.hear()
@@ -169,6 +179,7 @@ def measure(options: Options) -> dict[str, Any]:
         **{field: getattr(options, field) for field in ("nodes", "utterances", "per_shard", "clients")},
         "start_s": started_s,
         "join_ms": 1e3 * statistics.median(joins),
+        "warm_s": warm_s,
         "members": len(status.members),
         "beats_per_s": beats / options.seconds,
         "leases_per_s": len(leasing) / options.seconds,

@@ -117,13 +117,12 @@ def emulate(number: int, options: Options, pipe: Connection, parent: int) -> Non
         nodes = [EmulatedNode(node, client, shard_of_row, options) for node in own]
         pipe.send([node.join_s for node in nodes])
         pipe.recv()
-        for _ in range(_WARM_TURNS):  # each node gets the ring's view, and its first lease
-            for node in nodes:
-                node.turn()
-        pipe.send(None)
-        pipe.recv()
         plain: list[float] = []
-        leasing: list[float] = []
+        # each node gets the ring's view, and its first lease
+        first = [node.turn() for _ in range(_WARM_TURNS) for node in nodes]
+        leasing = [taken for taken, leases in first if leases]
+        pipe.send(len(leasing))
+        pipe.recv()
         end, at = time.perf_counter() + options.seconds, 0
         while time.perf_counter() < end:
             taken, leases = nodes[at % len(nodes)].turn()
@@ -158,7 +157,7 @@ def measure(options: Options) -> dict[str, Any]:
             joins = [seconds for answer in clients.hear() for seconds in answer]
             began = time.monotonic()
             clients.tell("warm up")
-            clients.hear()
+            first = sum(clients.hear())
             warm_s = time.monotonic() - began
             cpu = tree_cpu(coordinator.pid)
             clients.tell("begin")
@@ -174,7 +173,7 @@ def measure(options: Options) -> dict[str, Any]:
             coordinator.terminate()
             coordinator.wait(30)
     plain, leasing = ([taken for part in parts for taken in part[kind]] for kind in (0, 1))
-    beats = len(plain) + len(leasing)
+    beats = len(plain) + len(leasing) - first
     return {
         **{field: getattr(options, field) for field in ("nodes", "utterances", "per_shard", "clients")},
         "start_s": started_s,
@@ -182,7 +181,7 @@ def measure(options: Options) -> dict[str, Any]:
         "warm_s": warm_s,
         "members": len(status.members),
         "beats_per_s": beats / options.seconds,
-        "leases_per_s": len(leasing) / options.seconds,
+        "leases": len(leasing),
         "cpu_ms_per_beat": 1e3 * cpu / beats,
         "saturated_by_nodes": options.beat_s * beats / max(cpu, 1e-9),
         "beat_ms": 1e3 * statistics.median(plain) if plain else None,

@@ -7,7 +7,7 @@ def test_all_nodes_join_and_every_report_arrives():
     row = measure(Options(nodes=6, utterances=3000, per_shard=100, per_batch=50, seconds=1.0, clients=2))
     assert row["members"] == 6
     assert row["beats_per_s"] * 1.0 >= row["batches"] > 6
-    assert row["leases_per_s"] > 0
+    assert row["leases"] >= 6
     # the last turn of each node reports what it trained in that turn
     assert row["reported"] == 50 * row["batches"]
     assert row["cpu_ms_per_beat"] > 0

@@ -27,6 +27,12 @@ def shard_order(seed: int, epoch: int, num_shards: int) -> Rows:
     return rng.permutation(num_shards).astype(np.int64)
 
 
+def _distinct(rows: Rows) -> Rows:
+    """The rows in ascending order, each once: `np.unique` hashes, which takes five times as long."""
+    ascending = np.sort(rows)
+    return ascending[np.diff(ascending, prepend=-1) > 0]
+
+
 class ShardMap:
     """Maps shards to rows of the index.
 
@@ -56,13 +62,6 @@ class ShardMap:
         start, stop = int(self._starts[shard]), int(self._starts[shard + 1])
         rows: Rows = np.arange(start, stop) if self._order is None else self._order[start:stop]
         return rows
-
-    def some(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Mask of the shards with at least one marked row [count]; `mask` is over all rows."""
-        ordered = mask if self._order is None else mask[self._order]
-        before = np.concatenate([[0], np.cumsum(ordered, dtype=np.int32)])
-        marked: NDArray[np.bool_] = np.diff(before[self._starts]) > 0
-        return marked
 
     def split(self, rows: Rows) -> list[Rows]:
         """Split rows by shard, shards ascending."""
@@ -170,6 +169,8 @@ class Epoch:
         """Rows that their current owner has started."""
         self.risky = np.zeros(size, dtype=np.bool_)
         """Rows started by a node that was lost: another node that trains them may train them a second time."""
+        self._free_rows: NDArray[np.int64] | None = None
+        """Of each shard, how many are neither trained nor leased; counted when it is first asked for, and then kept."""
         self.leases: dict[int, RowLease] = {}
         self.returned: list[Rows] = []
         self.position = 0
@@ -189,8 +190,15 @@ class Epoch:
     def pool(self) -> int:
         """Number of pieces (mostly shards) with at least one row that is neither trained nor leased."""
         returned = sum(1 for rows in self.returned if len(self._free(rows)))
-        free = self.shards.some(~self.trained & (self.owner == POOL))
-        return returned + int(free[self.order[self.position :]].sum())
+        if self._free_rows is None:
+            free = self.shards.shard_of_row[~self.trained & (self.owner == POOL)]
+            self._free_rows = np.bincount(free, minlength=self.shards.count)
+        return returned + int((self._free_rows[self.order[self.position :]] > 0).sum())
+
+    def _count_free(self, rows: Rows, change: int) -> None:
+        """Count rows that are free now (1), or that were and are not any more (-1)."""
+        if self._free_rows is not None:
+            np.add.at(self._free_rows, self.shards.shard_of_row[rows], change)
 
     def _at(self, position: int) -> Rows:
         return self.shards.rows(int(self.order[position]))
@@ -225,7 +233,8 @@ class Epoch:
             self.position += 1
             if len(rows):
                 taken.append(rows)
-        rows = np.unique(np.concatenate(taken))
+        rows = _distinct(np.concatenate(taken))
+        self._count_free(rows, -1)
         self.owner[rows] = number
         lease = RowLease(number, incarnation, np.arange(len(self)) if whole else rows, whole, len(rows))
         self.leases[number] = lease
@@ -233,9 +242,10 @@ class Epoch:
 
     def adopt(self, number: int, incarnation: str, rows: Rows) -> bool:
         """Lease rows that a node took itself during an outage; rows of other leases stay where they are."""
-        rows = self._free(np.unique(rows))
+        rows = self._free(_distinct(rows))
         if not len(rows):
             return False
+        self._count_free(rows, -1)
         self.owner[rows] = number
         self.leases[number] = RowLease(number, incarnation, rows, False, len(rows), adopted=True)
         return True
@@ -247,10 +257,11 @@ class Epoch:
 
     def train(self, rows: Rows) -> Rows:
         """Mark rows as trained, by any node; returns those that were not trained before."""
-        rows = np.unique(rows)
+        rows = _distinct(rows)
         again = self.trained[rows]
         new = rows[~again]
         self.repeats.add(np.sort(np.concatenate([rows[again], new[self.risky[new]]])))
+        self._count_free(new[self.owner[new] == POOL], -1)
         self.trained[new] = True
         self.count += len(new)
         for owner, number in zip(*np.unique(self.owner[new], return_counts=True), strict=True):
@@ -273,7 +284,7 @@ class Epoch:
     def give_back(self, number: int, rows: Rows) -> None:
         """Return rows of a lease that were not started to the pool."""
         lease = self.leases.get(number)
-        rows = np.unique(rows)
+        rows = _distinct(rows)
         rows = rows[(self.owner[rows] == number) & ~self.trained[rows]]
         if lease is None or not len(rows):
             return
@@ -282,6 +293,7 @@ class Epoch:
         self._less(number, len(rows))
 
     def _release(self, rows: Rows) -> None:
+        self._count_free(rows, 1)
         self.owner[rows] = POOL
         self.started[rows] = False
 

@@ -508,8 +508,7 @@ def doubles_text(
             more = where == "within" and counts.get(f"{TEXT} overlap", 0) > 0
             utterances = counted(number, "more utterance") if more else _utterances(number, where)
             lines.append(
-                f"{utterances} {'has' if number == 1 else 'have'} the words and the speaker of {what} "
-                f"({action})."
+                f"{utterances} {'has' if number == 1 else 'have'} the words and the speaker of {what} ({action})."
             )
     return lines
 

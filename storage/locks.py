@@ -54,11 +54,12 @@ def any_file_lock(
             files.append(stack.enter_context(path.open("a+")))
         deadline = time.monotonic() + wait_s
         while (file := next(filter(_locked_now, files), None)) is None:
-            others = " and ".join(path.read_text(encoding="utf-8").strip() or "another process" for path in paths)
+            owners = [path.read_text(encoding="utf-8").strip() for path in paths]
+            others = " and ".join(owner or "another process" for owner in owners)
             if time.monotonic() > deadline:
                 names = " and ".join(map(str, paths))
                 raise LockTimeoutError(f"{names} is held by {others}: wait for it, or end it")
-            if on_wait is not None:
+            if on_wait is not None and all(owners):  # an owner writes its name right after it has taken the lock
                 on_wait(others)
             time.sleep(poll_s)
         file.truncate(0)

@@ -133,6 +133,7 @@ def interruptible() -> Iterator[None]:
     except BaseException:
         end_if_signalled()
         raise
+    end_if_signalled()  # a library that was finishing its work may have dropped the interruption
 
 
 def _say_interrupted(number: int) -> None:

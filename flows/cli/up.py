@@ -150,6 +150,7 @@ def _serve(
         if stop.is_set():
             return
         os.environ.update(production.environment_of(note))
+        say("registering deployments")
         deployed = deploy_all(config, notify_url=notify_url)
         for start in _workers([str(entry["deployment"]) for entry in deployed], config):
             supervisor.add(start)

@@ -1,8 +1,6 @@
 """Voice activity by Silero VAD, a small recurrent network whose weights come with its package (MIT licence)."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
@@ -12,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
+from devices.compute_threads import one_thread
 from speech.audio import resample
 from speech.vad.base import Interval, Vad, VadConfig
 from speech.vad.levels import leveled
@@ -54,7 +53,7 @@ class SileroVad(Vad):
         """The intervals that the network takes for speech; it would miss quiet speech, which is amplified therefore."""
         find, network = _silero()
         rate = sample_rate if sample_rate in _RATES else 16000
-        with _ONE_AT_A_TIME, _one_thread(), torch.inference_mode():
+        with _ONE_AT_A_TIME, one_thread(), torch.inference_mode():
             intervals = find(
                 resample(leveled(wave, sample_rate), sample_rate, rate),
                 network,
@@ -65,20 +64,6 @@ class SileroVad(Vad):
             )
         times = [[min(len(wave), part[edge] * sample_rate // rate) for edge in ("start", "end")] for part in intervals]
         return [(start, end) for start, end in times if start < end]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute in one thread: steps of 32 ms are so small that several spend most of their time waiting for each other.
-
-    On two cores with other work, two threads took seven times the CPU time of one.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def is_installed() -> bool:

@@ -504,9 +504,11 @@ def doubles_text(
     for where, what in _TEXT_WHERE.items():
         if number := counts.get(f"{TEXT} {where}", 0):
             action = _ACTIONS[config.same_text if where == "overlap" else "keep"]
+            # those of the first sentence are not counted again
+            more = where == "within" and counts.get(f"{TEXT} overlap", 0) > 0
+            utterances = counted(number, "more utterance") if more else _utterances(number, where)
             lines.append(
-                f"{_utterances(number, where)} {'has' if number == 1 else 'have'} the words and the speaker of {what} "
-                f"({action})."
+                f"{utterances} {'has' if number == 1 else 'have'} the words and the speaker of {what} ({action})."
             )
     return lines
 

@@ -234,7 +234,7 @@ class Artifact:
 
 
 def _result_artifact(run: Run, result: StageResult) -> Iterable[Artifact]:
-    return [Artifact(result.markdown)]
+    return [Artifact(result.markdown, counts_text(result.counts))]
 
 
 class StageRecord(TypedDict):

@@ -37,7 +37,7 @@ from tasks.dataset.sets import VALID
 from tasks.dataset.tables import write_table
 from tasks.stages import progress
 from tasks.stages.align import config_of
-from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult, counts_text
 from tasks.stages.bundles import adaptation_inputs, bundle_source, make_bundle, own_bundle
 from tasks.stages.decoder_files import rescoring_files, stage_files, with_digests, with_stage_files
 from tasks.stages.features import FEATURES
@@ -294,7 +294,7 @@ def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
     if tuning := result.record.get("tuning"):
         yield Artifact(tuning["table"], f"{result.markdown}\n\n{tuned_text(tuning)}")
     else:
-        yield Artifact(result.markdown)
+        yield Artifact(result.markdown, counts_text(result.counts))
 
 
 DECODE = Stage(

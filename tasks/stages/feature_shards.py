@@ -14,6 +14,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
+from devices.compute_threads import one_thread
 from speech.audio import AudioError, decode_audio
 from speech.features import FeatureChoice, FeatureConfig, build_features
 from speech.features.cmvn import CmvnStats, normalize_frames
@@ -120,7 +121,8 @@ def features_piece(piece: Piece) -> int:
     for number in piece["numbers"]:
         rows = np.flatnonzero(shard_of == number).tolist()
         try:
-            _features_of_shard(extractor, index, reader, target, number, rows)
+            with one_thread():  # pieces are computed in parallel
+                _features_of_shard(extractor, index, reader, target, number, rows)
         except ShardError as error:
             damaged.add(error, [index.row(i)["id"] for i in rows])
     return len(piece["numbers"])

@@ -47,7 +47,7 @@ from tasks.stages.score import SCORE
 from tasks.stages.trained_model import trained_model
 from tasks.tracking.datasets import set_inputs
 from tasks.tracking.metrics import ERRORS
-from tasks.tracking.model_card import STATED, card, card_tags, contents, scores_table
+from tasks.tracking.model_card import STATED, card, card_tags, contents, model_text, scores_table
 from tasks.tracking.promotion import save_stages, settle
 from tasks.tracking.provenance import provenance, version_tags
 from tasks.tracking.registry import CHALLENGER, TESTS_TAG, find_version, record_links, waiting_challenger
@@ -261,6 +261,8 @@ def _describe(api: mlflow.MlflowClient, run: Run, run_id: str, version: str, con
     if contained["flow_run"]:
         links["flow run"] = contained["flow_run"]
     api.update_model_version(name, version, description=card(contained, links))
+    if not api.get_registered_model(name).description:
+        api.update_registered_model(name, model_text(contained))
     about = " · ".join(f"[{text}]({address})" for text, address in links.items())
     parts = [scores_table(contained), f"Version {version} of {name}.", *([about] if about else [])]
     set_tags(api, run_id, {NOTE_TAG: "\n\n".join(parts)})

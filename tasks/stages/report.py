@@ -170,7 +170,7 @@ def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
 
 REPORT = Stage(
     "report",
-    12,
+    13,
     _inputs,
     _work,
     artifacts=_artifacts,

@@ -196,6 +196,23 @@ def card(about: dict[str, Any], links: dict[str, str]) -> str:
     return text if len(text) <= CARD_LENGTH else text[: CARD_LENGTH - 2].rstrip() + " …"
 
 
+def model_text(about: dict[str, Any]) -> str:
+    """Description of a registered model, whose versions have model cards, as Markdown.
+
+    Args:
+        about: Description of one of its versions, from `contents`.
+    """
+    names = ", ".join(dict.fromkeys(entry["corpus"] for entry in about["corpora"]))
+    return (
+        f"Speech recognition ({_languages(about)}), trained on {names}. The version in use is "
+        f"`models:/{about['name']}@champion`; the description of each version is its model card."
+    )
+
+
+def _languages(about: dict[str, Any]) -> str:
+    return ", ".join(sorted({entry["language"] for entry in about["corpora"]}))
+
+
 def exported_card(uri: str) -> tuple[dict[str, str], str]:
     """What a registered version takes along when it leaves the registry.
 
@@ -218,12 +235,13 @@ def exported_card(uri: str) -> tuple[dict[str, str], str]:
 
 
 def _intro(about: dict[str, Any]) -> str:
-    languages = ", ".join(sorted({entry["language"] for entry in about["corpora"]}))
     kind, training = about["model"]["kind"], about["training"]
     size = f"{training['parameters']:,} parameters" if training["parameters"] else "size unknown"
-    # MLflow's list of versions shows the beginning of the first line as plain text
+    # MLflow's list of versions shows the first words of the first line, as plain text
+    scores = next(iter(about["scores"].items()), None)
+    wer = f"WER {percent(scores[1]['wer'])} on {scores[0]}. " if scores else ""
     return (
-        f"Speech recognition ({languages}): audio in, text out. "
+        f"{wer}Speech recognition ({_languages(about)}): audio in, text out. "
         f"A {kind} trained with {training['objective']}, {size}, at {about['sample_rate']:,} Hz."
     )
 

@@ -12,6 +12,7 @@ matplotlib.use("Agg")  # files only: a worker has no display
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from storage.stages import StageOutput
 from tasks.tracking.metrics import StepRounds
@@ -176,6 +177,7 @@ def learning_curves(journal: list[Entry], path: Path) -> Path:
         _members(axes[2, 1], steps)
     for axis in axes.flat:
         axis.set_xlabel("epoch")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.25)
         if len(axis.get_legend_handles_labels()[0]) > 1 and axis.get_legend() is None:
             _legend(axis)

@@ -39,12 +39,12 @@ REPORT_FILE = "report.html"
 """The report's name among the artifacts of its run."""
 _KIND_TAG = "mlflow.experimentKind"
 _KIND = "custom_model_development"
-"""Kind of experiment whose page opens on training runs; without one MLflow asks, or opens on traces."""
+"""Kind of experiment whose page opens on training runs in MLflow's mode for model training; without one MLflow asks."""
 _VIEW = "starling"
 _VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
 """Tag of an experiment with the columns of its list of runs, for links that name the view."""
 _EXPERIMENT_VIEW = f"{_TRAINING_VIEW}&viewStateShareKey={_VIEW}"
-_RUNS_TEXT = "The list of runs with word error rates"
+_RUNS_TEXT = "List of runs with word error rates"
 _PARAMS_PER_CALL = 100
 _VALUE_LENGTH = 6000
 
@@ -91,7 +91,7 @@ def impatient(seconds: int, always: bool = False) -> Iterator[None]:
 
 
 def experiment_id(api: mlflow.MlflowClient, name: str) -> str:
-    """Id of an experiment by name; created if missing. Its page opens on training runs unless a user chose a kind."""
+    """Id of an experiment by name; created if missing. Its kind is training, unless a user chose one."""
     experiment = api.get_experiment_by_name(name)
     if experiment is not None:
         if _KIND_TAG not in experiment.tags:
@@ -115,7 +115,8 @@ def show_rates(api: mlflow.MlflowClient, experiment: str, sets: Iterable[str]) -
     tags = api.get_experiment(experiment).tags
     columns = [f"metrics.`{name}.wer`" for name in sets]
     columns += [f"metrics.`{VALID_WER}`", f"tags.`{DECISION_TAG}`"]
-    link = f"[{_RUNS_TEXT}](#/experiments/{experiment}/runs{_EXPERIMENT_VIEW})"
+    # MLflow's list of experiments shows the first words, as plain text
+    link = f"Trainings and their error rates: [{_RUNS_TEXT}](#/experiments/{experiment}/runs{_EXPERIMENT_VIEW})"
     wanted = {_VIEW_TAG: json.dumps({"selectedColumns": columns})} | ({} if NOTE_TAG in tags else {NOTE_TAG: link})
     for name, value in wanted.items():
         if tags.get(name) != value:

@@ -118,7 +118,7 @@ def test_report_says_in_sentences_what_was_found_twice():
     assert line == "No recording of the training set is in another set, as far as exact copies go."
     assert doubles_text({"same-text overlap": 1600, "same-text within": 1}, keep)[1:] == [
         "1,600 training utterances have the words and the speaker of an utterance in another set (kept).",
-        "1 utterance has the words and the speaker of an earlier one in the same set (kept).",
+        "1 more utterance has the words and the speaker of an earlier one in the same set (kept).",
     ]
     counts = {"near-duplicate overlap": 1, "same-audio within": 2, "near-duplicate within": 3, "same-text overlap": 4}
     assert doubles_text(counts, DuplicatesConfig(overlap="drop", within="keep", same_text="drop")) == [

@@ -34,6 +34,14 @@ def init(
     language: Annotated[
         str, typer.Option("--language", help="Language of the transcripts, such as de. Default: guessed.")
     ] = "",
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column",
+            metavar="FIELD=COLUMN",
+            help="Column of the table for a field, such as speaker=who. Default: guessed by its name. Repeatable.",
+        ),
+    ] = None,
     pretrained: Annotated[
         Path | None,
         typer.Option(
@@ -56,7 +64,7 @@ def init(
     if path.exists() and not force:
         raise ValueError(f"{path} exists: name another file with --output, or overwrite it with --force")
     begins = begin_with(pretrained.expanduser().resolve()) if pretrained else None
-    corpus = find_sources(folder.expanduser())
+    corpus = find_sources(folder.expanduser(), columns=_columns(column or []))
     sources = corpus.sources
     surveyed = survey(sources, language)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,11 +78,36 @@ def init(
         print_line(line)
     if corpus.warning:
         print_line(f"warning: {corpus.warning}")
+    if surveyed.speakers is None and (hint := _speaker_hint(sources)):
+        print_line(f"hint:    {hint}")
     print_line(f"written: {path}")
     if not surveyed.sets.keys() & {"", "train"}:
         say("there is no training data: score a model with `starling evaluate MODEL CORPUS`")
         return
     print_line(f"next:    starling run {path}")
+
+
+def _columns(given: list[str]) -> dict[str, str]:
+    """Columns by field.
+
+    Raises:
+        ValueError: If one is not of the form FIELD=COLUMN.
+    """
+    pairs = [text.partition("=") for text in given]
+    if wrong := next((field for field, _, name in pairs if not (field and name)), None):
+        raise ValueError(f"--column {wrong}: give a field and the column that it is in, such as speaker=who")
+    return {field: name for field, _, name in pairs}
+
+
+def _speaker_hint(sources: "list[FoundSource]") -> str:
+    """What to do if a column that is not used has the speakers; empty if there is no such column."""
+    unused = list(dict.fromkeys(name for source in sources for name in source.unused))
+    if not unused:
+        return ""
+    shown = ", ".join(unused)
+    what = f"column {shown} is" if len(unused) == 1 else f"columns {shown} are"
+    column = unused[0] if len(unused) == 1 else "COLUMN"
+    return f"the {what} not used; if one has the speakers, add --force --column speaker={column} to this command"
 
 
 def _said(sources: "list[FoundSource]", surveyed: "Survey", pretrained: bool) -> list[str]:

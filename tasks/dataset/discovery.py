@@ -1,7 +1,7 @@
 """Finds the corpora in a folder: known layouts, tables with any column names, Kaldi folders, parts for each set."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -36,6 +36,8 @@ class FoundSource:
     """Rows of a table that belong to it."""
     encoding: str = ""
     """That of its text files; empty for one of the UTF encodings."""
+    unused: tuple[str, ...] = ()
+    """Columns of a table that are taken for nothing."""
 
     def document(self) -> dict[str, Any]:
         """Fields of `data.sources`, except the path."""
@@ -101,12 +103,13 @@ def find_corpus(path: Path, kind: str = "", *, sets: bool = True) -> FoundCorpus
     return FoundCorpus(list(whole.values()), corpus.left_out)
 
 
-def find_sources(folder: Path, *, sets: bool = True) -> FoundCorpus:
+def find_sources(folder: Path, *, sets: bool = True, columns: Mapping[str, str] | None = None) -> FoundCorpus:
     """The sources in a folder, or in a file such as a table or a manifest.
 
     Args:
         folder: The folder or file.
         sets: Whether to look for parts that stand for sets in a folder that is a corpus as a whole, too.
+        columns: Columns of its tables that need not be guessed, by field.
 
     Raises:
         CorpusError: If there is nothing that can be used; the message says what is there, and what to add.
@@ -116,13 +119,13 @@ def find_sources(folder: Path, *, sets: bool = True) -> FoundCorpus:
         raise CorpusError(f"{folder} does not exist: check the path of your recordings")
     if folder.is_file():
         if kind == "table":
-            return FoundCorpus(_of_table(folder))
+            return FoundCorpus(_of_table(folder, columns))
         if not kind:
             kinds = ", ".join(sorted(suffix.lstrip(".") for suffix in TABLE_SUFFIXES))
             raise CorpusError(f"{folder} is neither a table ({kinds}) nor a manifest: give one, or the folder it is in")
     if folder.is_file() or (kind and (reader_class(kind).HAS_SETS or not folder.is_dir())):
-        return FoundCorpus([_with_encoding(FoundSource(kind, folder, columns=_columns_inside(kind, folder)))])
-    search = _Search()
+        return FoundCorpus([_with_encoding(FoundSource(kind, folder, columns=_columns_inside(kind, folder, columns)))])
+    search = _Search(columns)
     return FoundCorpus(list(map(_with_encoding, search.sources(folder, kind, sets))), search.left_out)
 
 
@@ -151,23 +154,24 @@ def _children(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _columns_inside(kind: str, folder: Path) -> dict[str, str]:
+def _columns_inside(kind: str, folder: Path, given: Mapping[str, str] | None) -> dict[str, str]:
     """Columns of a data set's Parquet files that are not known by their names."""
     table = example_table(folder) if kind == "huggingface" and folder.is_dir() else None
-    return GuessedColumns(table).columns if table else {}
+    return GuessedColumns(table, given).columns if table else {}
 
 
-def _of_table(path: Path) -> list[FoundSource]:
+def _of_table(path: Path, given: Mapping[str, str] | None = None) -> list[FoundSource]:
     """Sources of a table: one, or one for each set that a column names.
 
     Raises:
         CorpusError: If it lacks audio or text.
     """
-    table = GuessedColumns(path)
+    table = GuessedColumns(path, given)
+    unused = tuple(table.unused)
     if not table.splits or table.own_split:
-        return [FoundSource("table", path, columns=table.columns, encoding=table.encoding)]
+        return [FoundSource("table", path, columns=table.columns, encoding=table.encoding, unused=unused)]
     return [
-        FoundSource("table", path, name, table.columns, {table.split_column: value}, table.encoding)
+        FoundSource("table", path, name, table.columns, {table.split_column: value}, table.encoding, unused)
         for value, name in table.splits.items()
     ]
 
@@ -175,11 +179,15 @@ def _of_table(path: Path) -> list[FoundSource]:
 class _Search:
     """The search of one folder.
 
+    Args:
+        columns: Columns of its tables that need not be guessed, by field.
+
     Attributes:
         left_out: Parts whose name stands for no set, while others are taken.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, columns: Mapping[str, str] | None) -> None:
+        self._columns = columns
         self.left_out: list[Path] = []
 
     def sources(self, folder: Path, kind: str, sets: bool) -> list[FoundSource]:
@@ -209,7 +217,7 @@ class _Search:
             if _kind(path) not in ("", "table"):
                 continue
             try:
-                by_table.append(_of_table(path))
+                by_table.append(_of_table(path, self._columns))
             except CorpusError as error:
                 trouble.append(str(error))
         several = [sources[0] for sources in by_table if len(sources) == 1]

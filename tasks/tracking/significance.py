@@ -3,13 +3,14 @@
 Whole systems are compared: each decodes with its own decoder, weights, words and language model. A language model that
 may have read the test sets is not compared.
 
-The test sets are frozen by the first comparison: a model that was scored on other sets is not compared, unless a user
-replaces the frozen sets by these (`new_tests`).
+The test sets are frozen by the first comparison: a model that was not scored on them is not compared, unless a user
+replaces the frozen sets by its own (`new_tests`). Sets that it was scored on besides them decide nothing: the error
+rates of both models on them are reported, and they are frozen, too, once it is champion.
 """
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,6 +61,8 @@ class Decision:
     p_value: float | None = None
     sets: dict[str, dict[str, float]] = field(default_factory=dict)
     """Number of words and both word error rates, by test set."""
+    added: list[str] = field(default_factory=list)
+    """Test sets that are not frozen: they did not count."""
     decoders: dict[str, str] = field(default_factory=dict)
     """Decoders of `champion` and `challenger`: each decodes with its own, language model included."""
     changed: dict[str, int] = field(default_factory=dict)
@@ -151,16 +154,22 @@ def has_lm(decode: DecodeConfig) -> bool:
     return not {"lm", "graph"}.isdisjoint(decode.files())
 
 
-def decide(run: Run, champion: Any | None) -> Decision:
-    """Compare this run's model with the champion on this run's test sets."""
+def decide(run: Run, champion: Any | None, added: Collection[str] = ()) -> Decision:
+    """Compare this run's model with the champion on this run's test sets.
+
+    Args:
+        run: The run that registered the model.
+        champion: The champion's version; None if there is none.
+        added: Test sets that are not frozen, which both models recognize, but which do not count.
+    """
     if champion is None:
         return _decide_first(run)
     challenger = count_errors(run, None)
     with tempfile.TemporaryDirectory() as folder:
         bundle = download_bundle(f"models:/{champion.name}/{champion.version}", Path(folder))
         reigning, decoders = count_errors(run, bundle), _decoders(run, bundle)
-    own, words = _joined(challenger)
-    theirs, _ = _joined(reigning)
+    own, words = _joined(challenger, added)
+    theirs, _ = _joined(reigning, added)
     level = 1.0 - run.config.register_as.significance
     comparison = compare_systems(theirs, own, words, level=level, seed=run.config.seed)
     total = max(1, sum(words))
@@ -172,6 +181,9 @@ def decide(run: Run, champion: Any | None) -> Decision:
     )
     if decoders["champion"] != decoders["challenger"]:
         reason += f"; decoded by {decoders['challenger']}, the champion by {decoders['champion']}"
+    sets = {name: _set_rates(challenger[name], reigning[name]) for name in challenger}
+    if added:
+        reason += f". Not frozen, so without effect: {_added_text(sets, added)}"
     return Decision(
         promoted=comparison.better == "b",
         reason=reason,
@@ -179,7 +191,8 @@ def decide(run: Run, champion: Any | None) -> Decision:
         champion_wer=wer_a,
         challenger_wer=wer_b,
         p_value=comparison.p_value,
-        sets={name: _set_rates(challenger[name], reigning[name]) for name in challenger},
+        sets=sets,
+        added=sorted(added),
         decoders=decoders,
         changed=_changed(own, theirs),
         changes=_changes(challenger, reigning),
@@ -233,9 +246,9 @@ def _changes(challenger: Counts, reigning: Counts) -> list[dict[str, Any]]:
     return sorted(changes, key=lambda change: -abs(change["challenger_errors"] - change["champion_errors"]))[:_CHANGES]
 
 
-def _joined(counts: Counts) -> tuple[list[int], list[int]]:
-    """Concatenate the errors and the words of all test sets."""
-    pairs = list(counts.values())
+def _joined(counts: Counts, added: Collection[str]) -> tuple[list[int], list[int]]:
+    """Concatenate the errors and the words of all test sets that count."""
+    pairs = [pair for name, pair in counts.items() if name not in added]
     return [n for pair in pairs for n in pair.errors], [n for pair in pairs for n in pair.words]
 
 
@@ -248,12 +261,26 @@ def _set_rates(own: SetErrors, theirs: SetErrors) -> dict[str, float]:
     }
 
 
+def _added_text(sets: dict[str, dict[str, float]], added: Collection[str]) -> str:
+    """Both error rates on test sets that do not count."""
+    rates = ((name, sets[name]["challenger_wer"], sets[name]["champion_wer"]) for name in sorted(added))
+    return ", ".join(f"{name} {percent(own)} instead of {percent(theirs)}" for name, own, theirs in rates)
+
+
+def added_tests(run_tests: str, frozen: str) -> list[str]:
+    """Test sets of a run besides the frozen ones; empty if none are frozen."""
+    return sorted(json.loads(run_tests).keys() - json.loads(frozen).keys()) if frozen else []
+
+
 def refusal(run_tests: str, frozen: str) -> str:
-    """Reason why a model that was scored on other than the frozen test sets is not compared; empty if it can be."""
+    """Reason why a model that was not scored on the frozen test sets is not compared; empty if it can be."""
     if not frozen or run_tests == frozen:
         return ""
     ours, theirs = json.loads(run_tests), json.loads(frozen)
-    differ = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    changed = sorted(name for name in theirs if ours.get(name) != theirs[name])
+    if not changed:
+        return ""
+    differ = sorted({*changed, *added_tests(run_tests, frozen)})
     return (
         f"not compared: the test sets are not the frozen ones ({', '.join(differ)} differ); "
         "`starling promote --new-tests` compares both models on the new ones and freezes these"
@@ -280,13 +307,14 @@ def promotion_decision(
     if ROLLED_BACK_TAG in version.tags and not options.named:
         return Decision(False, f"it was rolled back ({version.tags[ROLLED_BACK_TAG]}); name its version to try again")
     frozen = frozen_tests(api, version.name) if champion is not None and not options.new_tests else ""
-    why = refusal(tests_tag(run), frozen) or lm_refusal(run)
+    tests = tests_tag(run)
+    why = refusal(tests, frozen) or lm_refusal(run)
     if why and options.force:
         decision = Decision(False, why, champion=str(champion.version) if champion is not None else "")
     elif why:
         return Decision(False, why)
     else:
-        decision = decide(run, champion)
+        decision = decide(run, champion, added_tests(tests, frozen))
     if options.force and not decision.promoted:
         reason = f"forced: {options.reason} ({brief(decision.reason)})"
         return replace(decision, promoted=True, forced=True, reason=reason)

@@ -34,7 +34,8 @@ def test_misspelled_column_of_a_table_is_answered_with_the_name_meant(tmp_path):
     assert str(caught.value) == (
         "digits.csv has the columns filename, labell, user, and none has a name for transcripts (text, sentence, "
         "transcript, transcription, label, words, utterance, prompt, normalized_text, raw_text, content, reference): "
-        "rename the one with the transcripts; 'labell': did you mean 'label'?"
+        "rename the one with the transcripts, or name it in `starling init --column text=NAME`; "
+        "'labell': did you mean 'label'?"
     )
     path = table(tmp_path, "path,transcritp,speaker")
     with pytest.raises(CorpusError, match=r"no column for text .*; 'transcritp': did you mean 'transcript'\?$"):

@@ -42,7 +42,7 @@ def test_forced_decision_has_no_remedy_behind_it(monkeypatch):
     monkeypatch.setattr(significance, "refusal", lambda own, frozen: "")
     monkeypatch.setattr(significance, "lm_refusal", lambda run: "")
     monkeypatch.setattr(significance, "tests_tag", lambda run: "{}")
-    monkeypatch.setattr(significance, "decide", lambda run, champion: Decision(False, UNTRAINED))
+    monkeypatch.setattr(significance, "decide", lambda run, champion, added: Decision(False, UNTRAINED))
     version = SimpleNamespace(name="tiny", version="1", tags={})
     found = promotion_decision(None, None, version, None, PromotionOptions(force=True, reason="a trial. Only that"))
     assert found.reason == "forced: a trial. Only that (stays challenger: it has learned nothing yet)"

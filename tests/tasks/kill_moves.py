@@ -61,7 +61,7 @@ def die_at(step, where):
 def fake_comparison(case):
     """Replace the comparison by one that takes a moment and that the challenger wins."""
 
-    def decide(run, champion):
+    def decide(run, champion, added):
         note(case, "in", champion)
         time.sleep(case.get("seconds", 0.0))
         if case.get("dies"):

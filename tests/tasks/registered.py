@@ -33,7 +33,7 @@ def api(home, monkeypatch):
 
 
 def comparison_gives(monkeypatch, promoted, **fields):
-    def decide(run, champion):
+    def decide(run, champion, added):
         if champion is None:
             return Decision(True, "became champion: there was none before")
         decision = Decision(promoted, "beats" if promoted else "loses", str(champion.version), 0.2, 0.1, 0.01)

@@ -140,7 +140,7 @@ def test_concurrent_promotions_run_one_after_the_other(api, monkeypatch):
     inside, most, champions = [0], [0], []
     lock = threading.Lock()
 
-    def decide(run, champion):
+    def decide(run, champion, added):
         with lock:
             inside[0] += 1
             most[0] = max(most[0], inside[0])

@@ -67,7 +67,7 @@ def test_comparison_is_repeated_if_the_champion_changes(api, monkeypatch):
     add(api, count=2)
     seen = []
 
-    def decide(run, champion):
+    def decide(run, champion, added):
         seen.append(str(champion.version))
         if len(seen) == 1:  # another machine
             api.set_registered_model_alias("m", "champion", "2")
@@ -79,7 +79,7 @@ def test_comparison_is_repeated_if_the_champion_changes(api, monkeypatch):
     assert champion(api) == "3"
     assert version_of(api, "m", PREVIOUS).version == 2
 
-    def restless(run, champion):
+    def restless(run, champion, added):
         api.set_registered_model_alias("m", "champion", "1" if str(champion.version) == "2" else "2")
         return Decision(True, "beats", str(champion.version))
 

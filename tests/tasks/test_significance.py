@@ -144,7 +144,7 @@ def decision_setup(monkeypatch):
     """Decides without a registry: frozen test sets, those of the run, and the comparison's result are given."""
     site = SimpleNamespace(frozen='{"test": "a"}', own='{"test": "a"}', won=False, compared=0)
 
-    def compare(run, champion):
+    def compare(run, champion, added):
         site.compared += 1
         return Decision(site.won, "compared", "7", 0.2, 0.1, 0.5)
 
@@ -185,10 +185,10 @@ def test_force_is_recorded_only_if_it_was_needed(decision_setup, won):
 
 
 def test_force_promotes_without_comparison_on_other_test_sets(decision_setup):
-    decision_setup.own = json.dumps({"test": "a", "more": "b"})
+    decision_setup.own = json.dumps({"test": "b"})
     decision = promotion_decision(None, a_run(), version(), CHAMPION, PromotionOptions(force=True, reason="why"))
     assert (decision.promoted, decision.forced, decision.champion, decision_setup.compared) == (True, True, "7", 0)
-    assert decision.reason.startswith("forced: why (not compared: the test sets are not the frozen ones (more differ)")
+    assert decision.reason.startswith("forced: why (not compared: the test sets are not the frozen ones (test differ)")
     assert decision.numbers() == {"promotion.champion": "7", "promotion.forced": "true"}
 
 

@@ -204,7 +204,8 @@ def with_missing_merges(described: dict[str, Any]) -> dict[str, Any]:
     if not missing:
         return described
     log.warning(
-        "%s lacks %s of pieces in its vocabulary (the first is %r and %r): added",
+        "%s lacks %s of pieces in its vocabulary, as some published files of Whisper base do (the first is %r and %r). "
+        "They have been added here; the file stays as it is, and you need not do anything",
         TOKENIZER,
         counted(len(missing), "merge"),
         *missing[0],

@@ -12,7 +12,7 @@ from flows.cli.configs import complete_path
 from tasks.figures import percent
 
 if TYPE_CHECKING:
-    from tasks.dataset.discovery import FoundSource
+    from tasks.dataset.discovery import FoundCorpus, FoundSource
     from tasks.stages.starter import Survey
 
 
@@ -74,12 +74,8 @@ def init(
         documents = [source.document() | {"path": str(source.path), "set": source.set} for source in sources]
         print_json({"config": str(path), "sources": documents, "survey": asdict(surveyed)})
         return
-    for line in _said(sources, surveyed, begins is not None):
+    for line in _said(corpus, surveyed, begins is not None):
         print_line(line)
-    if corpus.warning:
-        print_line(f"warning: {corpus.warning}")
-    if surveyed.speakers is None and (hint := _speaker_hint(sources)):
-        print_line(f"hint:    {hint}")
     print_line(f"written: {path}")
     if not surveyed.sets.keys() & {"", "train"}:
         say("there is no training data: score a model with `starling evaluate MODEL CORPUS`")
@@ -110,12 +106,12 @@ def _speaker_hint(sources: "list[FoundSource]") -> str:
     return f"the {what} not used; if one has the speakers, add --force --column speaker={column} to this command"
 
 
-def _said(sources: "list[FoundSource]", surveyed: "Survey", pretrained: bool) -> list[str]:
+def _said(corpus: "FoundCorpus", surveyed: "Survey", pretrained: bool) -> list[str]:
     """What was found, in words, and what to expect of a training."""
     from tasks.config.data import DataConfig
     from tasks.stages.quarantined import left_out_lines
 
-    lines = [f"found:   {source.description()}" for source in sources]
+    lines = [f"found:   {source.description()}" for source in corpus.sources]
     lines.append(
         f"         {counted(surveyed.utterances, 'utterance')}, about {surveyed.hours:.2g} hours, {surveyed.who}, "
         f"{counted(surveyed.different_words, 'different word')}, {surveyed.rates}"
@@ -135,6 +131,10 @@ def _said(sources: "list[FoundSource]", surveyed: "Survey", pretrained: bool) ->
         )
     if expected := surveyed.expected(pretrained):
         lines.append(f"expect:  {expected}")
+    if corpus.warning:
+        lines.append(f"warning: {corpus.warning}")
+    if surveyed.speakers is None and (hint := _speaker_hint(corpus.sources)):
+        lines.append(f"hint:    {hint}")
     return lines
 
 

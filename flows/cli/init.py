@@ -65,18 +65,16 @@ def init(
         raise ValueError(f"{path} exists: name another file with --output, or overwrite it with --force")
     begins = begin_with(pretrained.expanduser().resolve()) if pretrained else None
     corpus = find_sources(folder.expanduser(), columns=_columns(column or []))
-    sources = corpus.sources
-    surveyed = survey(sources, language)
+    surveyed = survey(corpus.sources, language)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(Starter(name, sources, surveyed, begins).text(path.parent, path.name), encoding="utf-8")
+    path.write_text(Starter(name, corpus.sources, surveyed, begins).text(path.parent, path.name), encoding="utf-8")
     load_config(path)  # a mistake of ours shows here, not in the user's first run
     if json_output:
-        documents = [source.document() | {"path": str(source.path), "set": source.set} for source in sources]
+        documents = [source.document() | {"path": str(source.path), "set": source.set} for source in corpus.sources]
         print_json({"config": str(path), "sources": documents, "survey": asdict(surveyed)})
         return
-    for line in _said(corpus, surveyed, begins is not None):
+    for line in (*_said(corpus, surveyed, begins is not None), f"written: {path}"):
         print_line(line)
-    print_line(f"written: {path}")
     if not surveyed.sets.keys() & {"", "train"}:
         say("there is no training data: score a model with `starling evaluate MODEL CORPUS`")
         return

@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from tasks.dataset.discovery import FoundCorpus, FoundSource
     from tasks.stages.starter import Survey
 
+ColumnOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        metavar="FIELD=COLUMN",
+        help="Column of the table for a field, such as speaker=who. Default: guessed by its name. Repeatable.",
+    ),
+]
+
 
 @friendly
 def init(
@@ -34,14 +43,7 @@ def init(
     language: Annotated[
         str, typer.Option("--language", help="Language of the transcripts, such as de. Default: guessed.")
     ] = "",
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--column",
-            metavar="FIELD=COLUMN",
-            help="Column of the table for a field, such as speaker=who. Default: guessed by its name. Repeatable.",
-        ),
-    ] = None,
+    column: ColumnOption = None,
     pretrained: Annotated[
         Path | None,
         typer.Option(

@@ -42,9 +42,9 @@ demo: $(STAMP)  ## run the whole pipeline on synthetic speech: corpus to champio
 	@echo "$(BIN)/starling run configs/demo.yaml (for the command starling: . $(BIN)/activate)"
 	@$(BIN)/starling run configs/demo.yaml
 
-# tests wait for servers, disks and other processes: twice as many test processes as cores keep the cores busy
-test: $(STAMP)  ## run the tests (the fast ones, about six minutes on 2 cores)
-	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" $(ARGS)
+# tests wait for servers, disks and other processes: three times as many test processes as cores keep the cores busy
+test: $(STAMP)  ## run the tests (the fast ones, about five minutes on 2 cores)
+	@$(BIN)/python -m pytest -q -n 6 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" $(ARGS)
 
 test-all: $(STAMP)  ## run all tests, slow ones and those on real corpora included
 	@STARLING_TESTS_FORK=0 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)

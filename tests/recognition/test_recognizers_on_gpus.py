@@ -13,21 +13,12 @@ from recognition.frame_stream import FrameStream, FrameStreamConfig
 from recognition.inference import decode_set, open_set
 from recognition.recognizer import Recognizer
 from recognition.system import SystemConfig
-from recognition.systems.attention import AttentionSystem
 from recognition.systems.ctc import CtcSystem
-from recognition.systems.transducer import TransducerSystem
 from recognition.transcriber import Transcriber
-from speech.decoding import (
-    AttentionDecodeConfig,
-    BeamConfig,
-    DecodeConfig,
-    GreedyConfig,
-    TransducerDecodeConfig,
-)
-from speech.models import LstmPredictorConfig, TransformerDecoderConfig
+from speech.decoding import BeamConfig, DecodeConfig, GreedyConfig, TransducerDecodeConfig
 
 tones = load_beside(__file__, "../training/tones.py")
-streams = load_beside(__file__, "test_frame_stream.py")
+streams, tokens = (load_beside(__file__, f"test_{name}.py") for name in ("frame_stream", "token_systems"))
 DEVICES = ("cpu", "cuda")
 
 
@@ -41,20 +32,17 @@ class Case:
     wer: float
 
 
+def of_tokens(kind):
+    """A system whose network reads tokens, as its own tests train it."""
+    case = tokens.CASES[kind]
+    searches = tuple(case.decoder(beam=beam, **case.decode) for beam in (1, 4))
+    return Case(case.system, case.training, searches, case.wer + 0.1)
+
+
 CASES = {
     "ctc": Case(CtcSystem(), {"epochs": 10, "optimizer": {"lr": 1e-2}}, (GreedyConfig(), BeamConfig(beam=4)), 0.4),
-    "attention": Case(
-        AttentionSystem(decoder_network=TransformerDecoderConfig(dim=32, layers=1, heads=2, dropout=0.0)),
-        {"epochs": 14, "optimizer": {"lr": 5e-3}},
-        tuple(AttentionDecodeConfig(beam=beam, ctc_weight=0.8) for beam in (1, 4)),
-        0.8,
-    ),
-    "transducer": Case(
-        TransducerSystem(predictor=LstmPredictorConfig(dim=16, dropout=0.0), joint_dim=32, ctc=True),
-        {"epochs": 30, "optimizer": {"lr": 1e-2}},
-        tuple(TransducerDecodeConfig(beam=beam) for beam in (1, 4)),
-        0.5,
-    ),
+    "attention": of_tokens("attention"),
+    "transducer": of_tokens("transducer"),
 }
 
 
@@ -98,14 +86,16 @@ def test_hypotheses_and_times_on_a_gpu_are_those_of_the_cpu(case, trained, corpu
             assert abs(ours.start - theirs.start) < 0.1
 
 
+STREAMS = {
+    "ctc": lambda: streams.recognizer(BeamConfig(beam=4)),
+    "transducer": lambda: streams.transducer(TransducerDecodeConfig(beam=2), ctc=False),
+}
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["ctc", "transducer"])
+@pytest.mark.parametrize("kind", STREAMS)
 def test_streams_on_a_gpu_say_what_they_say_on_the_cpu(kind, tmp_path):
-    made = (
-        streams.recognizer(BeamConfig(beam=4))
-        if kind == "ctc"
-        else streams.transducer(TransducerDecodeConfig(beam=2), ctc=False)
-    )
+    made = STREAMS[kind]()
     save_bundle(tmp_path, made.spec, dict(made.model.state_dict()))
     samples, finals = streams.speech(6.0), []
     for device in DEVICES:

@@ -257,7 +257,7 @@ def test_shard_map_finds_rows_in_any_order_of_the_index(shard_of_row, data):
     st.lists(st.tuples(st.sampled_from(["grant", "adopt", "train", "return", "lose"]), st.integers(0, 29)), max_size=25)
 )
 def test_free_pieces_are_counted_as_a_look_at_all_rows_would(moves):
-    """Also of rows that a node took itself from shards that nobody has leased yet."""
+    """Also of rows that a node took itself, from shards that are not leased."""
     epoch, rng = Epoch(0, ShardMap(np.repeat(np.arange(15), 2)), 1), np.random.default_rng(0)
     for number, (move, row) in enumerate(moves, 1):
         rows = np.unique(rng.integers(row // 2, 30, 9))

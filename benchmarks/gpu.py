@@ -432,7 +432,7 @@ def conformer(place: Place, compiled: bool = False, flat: bool = False) -> None:
             place.result(what="Conformer", way=name, **_conformer(place, job, seconds, name))
 
 
-def _conformer(place: Place, job: Any, seconds: float, name: str, fed: tuple[int, ...] = (1, 4, 12)) -> Row:
+def _conformer(place: Place, job: Any, seconds: float, name: str, loaders: tuple[int, ...] = (1, 4, 12)) -> Row:
     import torch
 
     from storage.batching import plan_epoch
@@ -464,7 +464,7 @@ def _conformer(place: Place, job: Any, seconds: float, name: str, fed: tuple[int
     row |= {"peak_gb": torch.cuda.max_memory_allocated() / 1e9 if place.gpu else 0.0}
     if not job.train.compile:
         row |= place.profiled(step, name, 6) | place.waits(step)
-        for threads in fed if place.gpu else fed[:1]:
+        for threads in loaders if place.gpu else loaders[:1]:
             row[f"audio_per_s_with_{threads}_loader_threads"] = _fed(place, learner, load, planned, threads)
     return row
 
@@ -493,7 +493,7 @@ def systems(place: Place) -> None:
         with place.guarded(f"systems, {name}"), tempfile.TemporaryDirectory() as folder:
             way = f"{name}, batches of {seconds:.0f} s"
             job = _system_job(place, name, Path(folder), batch_seconds=seconds)
-            row = _conformer(place, job, seconds, way, fed=())
+            row = _conformer(place, job, seconds, way, loaders=())
             encoded = _encoded(place, job, Path(folder))
             place.result(what="systems", way=way, **row, encoded_audio_per_s=encoded)
 

@@ -280,7 +280,7 @@ def refusal(run_tests: str, frozen: str) -> str:
     changed = sorted(name for name in theirs if ours.get(name) != theirs[name])
     if not changed:
         return ""
-    differ = sorted({*changed, *added_tests(run_tests, frozen)})
+    differ = sorted({*changed, *(ours.keys() - theirs.keys())})
     return (
         f"not compared: the test sets are not the frozen ones ({', '.join(differ)} differ); "
         "`starling promote --new-tests` compares both models on the new ones and freezes these"

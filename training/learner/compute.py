@@ -6,8 +6,8 @@ No random state is carried from step to step: each step seeds dropout, and the b
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
@@ -295,20 +295,26 @@ class Learner:
         self.norm = norm[0] if norm else None
         return loss, unalignable
 
+    @contextmanager
+    def _precision(self) -> Iterator[None]:
+        """Context in which the model computes: autocast, and weights that are converted at once."""
+        with self._weights(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
+            yield
+
     def _scores(self, feats_BTF: Tensor, frames: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
         """Scores [B, T', V] and output frames [B] of features and what else the network reads."""
-        with self._weights(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
+        with self._precision():
             scores: tuple[Tensor, Tensor] = self._network(feats_BTF, frames, *others)
         return scores
 
     def _encoded(self, feats_BTF: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
         """What the encoder of a network of parts gives."""
-        with self._weights(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
+        with self._precision():
             return cast(NetworkOfParts, self.model).encode(feats_BTF, frames)
 
     def _outputs(self, encoded_BTD: Tensor, frames: Tensor, *others: Tensor) -> Tensor:
         """What the other parts make of it."""
-        with self._weights(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
+        with self._precision():
             return cast(NetworkOfParts, self.model).outputs(encoded_BTD, frames, *others)
 
     def _grad_norm(self) -> float:

@@ -2,10 +2,10 @@
 
 import sys
 import threading
-import time
 
 import pytest
 
+from tests.support import wait_until
 from training.node import agent as module
 from training.node.agent import Node
 from training.node.rank import DIVERGED, GAVE_UP, STOPPED, NodeSetup
@@ -33,9 +33,8 @@ def test_stopped_node_lets_its_ranks_leave_and_starts_them_no_more(tmp_path, mon
     monkeypatch.setattr(Node, "_command", lambda *_: [sys.executable, "-c", code])
     node = Node(NodeSetup(node=0, coordinator="127.0.0.1:1", key_file=None, folder=tmp_path), max_restarts=2)
 
-    def stop_when_ready():
-        while not ready.exists():
-            time.sleep(0.01)
+    def stop_when_ready():  # not as soon as the file exists: a signal between its creation and the note leaves it empty
+        wait_until(lambda: ready.exists() and ready.read_text(), every_s=0.01)
         node.request_stop()
 
     stopping = threading.Thread(target=stop_when_ready, daemon=True)

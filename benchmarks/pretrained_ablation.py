@@ -28,6 +28,17 @@ CTC = [
     "model.silence=encoder",
     "decode={kind: greedy}",
 ]
+HALF_AN_HOUR = ["data.sources.0.limit=138", "train.epochs=3"]
+
+
+def learners(strategy: str, nodes: int, per_node: int = 1) -> list[str]:
+    """Settings of several learners, which share the batch of one: an update takes as many utterances."""
+    count = nodes * per_node
+    fields = {"strategy": strategy, "nodes": nodes, "learners_per_node": per_node, "threads": 1}
+    fields |= {"batch_seconds": 480 // count, "max_batch": 16 // count}
+    return HALF_AN_HOUR + [f"train.{field}={value}" for field, value in fields.items()]
+
+
 ROWS: dict[str, list[str]] = {
     "as published, greedy": [PLAIN, "train.epochs=0", "decode.beam=1"],
     "as published": [PLAIN, "train.epochs=0"],
@@ -35,7 +46,10 @@ ROWS: dict[str, list[str]] = {
     "decoder": [],
     "decoder, greedy": ["decode.beam=1"],
     "decoder, LoRA": ["train.lora={rank: 32, alpha: 64, modules: [decoder.*]}", "train.optimizer.lr=0.0005"],
-    "decoder, half an hour": ["data.sources.0.limit=138", "train.epochs=3"],
+    "decoder, half an hour": HALF_AN_HOUR,
+    "half an hour, adpsgd-2": learners("adpsgd", 2),
+    "half an hour, adpsgd-4": learners("adpsgd", 4),
+    "half an hour, h-adpsgd 2x2": learners("h-adpsgd", 2, 2),
     "decoder, plain": [PLAIN],
     "decoder, plain, 3-gram": [PLAIN, f"lm={BOOKS}", "decode.lm_weight=0.2"],
     "decoder, plain, no silence": [PLAIN, "model.silence=none"],

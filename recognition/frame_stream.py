@@ -6,7 +6,8 @@
             print(result.text, result.final)
 
 The results are those of the whole recording, cut at the endpoints, with the same chunks: features, network and search
-are the same, and go on where the chunk before has ended.
+are the same, and go on where the chunk before has ended. A chunk is too small for several threads: a stream computes in
+one, and streams in threads of their own use the cores side by side.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from configurable.configuration import Configuration
+from devices.compute_threads import one_thread
 from recognition.recognizer import Recognizer
 from recognition.streaming import StreamResult
 from recognition.systems.acoustic import FrameRecognizer
@@ -204,13 +206,16 @@ class FrameStream:
             DecodeError: The network's outputs are not finite.
             ValueError: The stream is finished.
         """
-        return self._hear(self._wave(samples), last=False)
+        wave = self._wave(samples)
+        with one_thread():
+            return self._hear(wave, last=False)
 
     def finish(self) -> list[StreamResult]:
         """Hear that the recording has ended; returns and errors as for `accept`."""
-        results = self._hear(torch.zeros(0), last=True)
-        self._finished = True
-        return [*results, *self._close()]
+        with one_thread():
+            results = self._hear(torch.zeros(0), last=True)
+            self._finished = True
+            return [*results, *self._close()]
 
     def _wave(self, samples: NDArray[np.floating]) -> Tensor:
         wave = np.asarray(samples)

@@ -44,11 +44,14 @@ def write_table(source: Path, target: Path, speaker: str) -> None:
             table.writerow({"path": path, "text": row["text"], "speaker": row["speaker"], "use": use})
 
 
-def run(config: Path, name: str, sources: list[dict[str, Any]], settings: list[str]) -> dict[str, Any]:
-    """The summary of a pipeline on some sources."""
-    fields = {"name": name, "register.model": name, "data.sources": json.dumps(sources), "data.valid_share": "0.05"}
-    fields["score"] = json.dumps({"sets": list(SETS)})
-    return run_pipeline(config, [f"{field}={value}" for field, value in fields.items()] + settings, until="")
+def run(
+    options: argparse.Namespace, name: str, sources: list[dict[str, Any]], more: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The summary of a pipeline on some sources, with further settings."""
+    fields = {"name": name, "register.model": name, "data.sources": json.dumps(sources), "data.valid_share": 0.05}
+    fields |= {"score": json.dumps({"sets": list(SETS)}), **(more or {})}
+    fields |= dict(setting.split("=", 1) for setting in options.set)
+    return run_pipeline(options.config, [f"{field}={value}" for field, value in fields.items()], until="")
 
 
 def of_speaker(options: argparse.Namespace, speaker: str) -> dict[str, Any]:
@@ -63,10 +66,10 @@ def of_speaker(options: argparse.Namespace, speaker: str) -> dict[str, Any]:
 
     tests = [source(name, set=name) for name in SETS]
     name = f"new-voice-{options.config.stem.replace('_', '-')}-{speaker}"
-    champion = run(options.config, name, [source("train"), *tests], options.set)
-    begun = ["train.init=@champion", f"train.epochs={options.epochs}", "data.valid_share=0.1"]
+    champion = run(options, name, [source("train"), *tests])
     mixed = [source("few", set="train"), source("train", share=options.share), *tests]
-    further = run(options.config, name, mixed, options.set + begun)
+    begun = {"train.init": "@champion", "train.epochs": options.epochs, "data.valid_share": 0.1}
+    further = run(options, name, mixed, begun)
     return {
         "speaker": speaker,
         **{f"champion_{which}": champion["sets"][which]["wer"] for which in SETS},

@@ -349,15 +349,21 @@ def _fetch_json(request):
 def wait_until(condition, patience_s=240.0, every_s=0.2):
     """The condition's first true value.
 
+    Args:
+        condition: Called at short intervals at first, then at longer ones.
+        patience_s: Seconds until it has failed; a busy machine may stop a process for some of them.
+        every_s: The longest interval.
+
     Raises:
         TimeoutError: If it does not become true in time.
     """
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        if result := condition():
-            return result
-        time.sleep(every_s)
-    raise TimeoutError(f"{condition} has not come true in {patience_s} s")
+    deadline, pause_s = time.monotonic() + patience_s, 0.005
+    while not (result := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{condition} has not come true in {patience_s} s")
+        time.sleep(min(pause_s, every_s))
+        pause_s *= 1.5
+    return result
 
 
 def processes_naming(text):

@@ -12,7 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from support import give_mlflow, load_beside, tiny_bundle
+from support import give_mlflow, load_beside, tiny_bundle, wait_until
 from websockets.sync.client import connect
 
 from flows.cli.serve import check_access, limits_of, open_model, opened_later
@@ -123,7 +123,7 @@ def test_a_killed_server_is_an_error_for_whoever_waits(bundle, tmp_path):
                 return error
 
         answer = tones.in_background(ask)
-        tones.wait_for(lambda: tones.fetch(f"{server.url}/healthz")[2]["files_waiting"] == 1)
+        wait_until(lambda: tones.fetch(f"{server.url}/healthz")[2]["files_waiting"] == 1)
         server.process.kill()
         assert isinstance(answer.result(), openai.APIConnectionError)
 
@@ -165,10 +165,10 @@ def test_a_model_that_is_not_there_yet_is_waited_for(home, tmp_path, monkeypatch
     give_mlflow(home)
     api, stop = client(), threading.Event()
     opened = tones.in_background(opened_later, "m", "cpu", "energy", stop)
-    tones.wait_for(lambda: "waiting for m: " in capsys.readouterr().err)
+    wait_until(lambda: "waiting for m: " in capsys.readouterr().err)
     number = registered.add_bundle(api, tmp_path, damaged=True)
     api.set_registered_model_alias("m", "champion", number)
-    tones.wait_for(lambda: "is damaged" in capsys.readouterr().err)
+    wait_until(lambda: "is damaged" in capsys.readouterr().err)
     api.set_registered_model_alias("m", "champion", registered.add_bundle(api, tmp_path))
     served, _ = opened.result()
     assert served.switch.current.version == "2"

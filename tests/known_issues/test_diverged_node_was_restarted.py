@@ -4,8 +4,8 @@ import sys
 import threading
 
 import pytest
+from support import wait_until
 
-from tests.support import wait_until
 from training.node import agent as module
 from training.node.agent import Node
 from training.node.rank import DIVERGED, GAVE_UP, STOPPED, NodeSetup

@@ -136,7 +136,7 @@ def test_at_most_depth_batches_are_held():
     batches = read_ahead(load, range(100), depth=2)
     assert numbers([next(batches)]) == [0]
     for _ in range(4):  # one was consumed, two wait, one is being loaded
-        assert released.acquire(timeout=20)
+        assert released.acquire(timeout=240)
     assert not released.acquire(timeout=0.3)
     assert loaded == [0, 1, 2, 3]
     batches.close()

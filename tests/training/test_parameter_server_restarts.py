@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from emulated_nodes import ROOT, wait_for
+from emulated_nodes import ROOT
 from parameter_servers import ADAMW, ask_raw, client_of, gradients, network, raw_socket, service, serving
+from support import wait_until
 from tones import FEATURES, RATE, TINY
 
 from recognition.bundle import BundleSpec
@@ -106,7 +107,7 @@ class Process:
     def start(self, *more):
         self.process = subprocess.Popen(self.words(*more), cwd=ROOT, stderr=subprocess.DEVNULL)
         note = note_file(self.folder / "servers", self.number)
-        wait_for(lambda: note.exists() and json.loads(note.read_text())["pid"] == self.process.pid, 60)
+        wait_until(lambda: note.exists() and json.loads(note.read_text())["pid"] == self.process.pid, 60)
         self.address = read_address(note)
 
     def kill(self):
@@ -132,7 +133,7 @@ def test_killed_server_resumes_at_its_address_with_saved_state(tmp_path):
             set_learning_rate(optimizer, 0.1)
             optimizer.step()
             client.push(first, [0, 0], 0.1)
-            wait_for(lambda: saved.stat().st_mtime_ns != begun, 30)
+            wait_until(lambda: saved.stat().st_mtime_ns != begun, 30)
             processes[0].kill()
             with ThreadPoolExecutor(1) as pool:
                 pushed = pool.submit(client.push, second, [1, 1], 0.1)  # waits for the restarted one
@@ -177,7 +178,7 @@ def test_supervisor_starts_publishes_and_restarts_parameter_servers(corpus, tmp_
     supervisor = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL)
     note = tmp_path / "servers" / "server-1.json"
     try:
-        coordinator = wait_for(lambda: read_address(tmp_path / "coordinator.json"), 120)
+        coordinator = wait_until(lambda: read_address(tmp_path / "coordinator.json"), 120)
         key = RingKey.load(tmp_path / "ring.key")
         with CoordinatorClient(coordinator, key) as client:
             addresses = client.request(JobRequest()).job["servers"]
@@ -186,7 +187,7 @@ def test_supervisor_starts_publishes_and_restarts_parameter_servers(corpus, tmp_
             assert client.init("s", flat.weights, {})
             before = json.loads(note.read_text())
             os.kill(before["pid"], signal.SIGKILL)
-            after = wait_for(
+            after = wait_until(
                 lambda: (document := json.loads(note.read_text()))["pid"] != before["pid"] and document, 60
             )
             assert after["address"] == before["address"]

@@ -342,7 +342,7 @@ def get_json(url, body=None):
 
 
 def _fetch_json(request):
-    with urllib.request.urlopen(request, timeout=20) as reply:
+    with urllib.request.urlopen(request, timeout=240) as reply:
         return json.loads(reply.read() or b"null")
 
 

@@ -274,7 +274,7 @@ def test_short_lock_excludes_and_waits_no_longer_than_requested(tmp_path):
 
     def work():
         for _ in range(20):
-            with passing_lock(path, 30.0, poll_s=0.001):
+            with passing_lock(path, 240.0, poll_s=0.001):
                 inside.append(1)
                 time.sleep(0.0005)  # long enough for another to come in, if it could
                 most.append(len(inside))

@@ -238,7 +238,9 @@ def locked(path, how):
 def note_of(folder, process):
     note = folder / "coordinator" / "coordinator.json"
     note.parent.mkdir(exist_ok=True)
-    note.write_text(json.dumps(vars(process) | {"address": "127.0.0.1:1"}))
+    whole = note.with_suffix(".new")
+    whole.write_text(json.dumps(vars(process) | {"address": "127.0.0.1:1"}))
+    whole.replace(note)
 
 
 @pytest.fixture
@@ -255,7 +257,7 @@ def test_coordinator_that_announces_itself_late_is_waited_for(tmp_path, monkeypa
         time.sleep(0.2)
         assert not address.done()
         note_of(tmp_path, ProcessIdentity.of(os.getpid()))
-        assert address.result(60) == "127.0.0.1:1"
+        assert address.result(240) == "127.0.0.1:1"
         monkeypatch.setattr(folder_module, "ANNOUNCE_S", 0.2)
         note_of(tmp_path, replace(ProcessIdentity.of(os.getpid()), started="1"))
         with pytest.raises(LockTimeoutError, match=r"coordinator.lock is held, but not by .* give the ring another"):
@@ -265,7 +267,7 @@ def test_coordinator_that_announces_itself_late_is_waited_for(tmp_path, monkeypa
 @pytest.mark.usefixtures("lock_of_a_coordinator")
 def test_coordinator_of_an_earlier_training_that_does_not_end_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(folder_module, "END_S", 0.2)
-    command = ["sh", "-c", "trap '' TERM; echo deaf; exec sleep 60"]
+    command = ["sh", "-c", "trap '' TERM; echo deaf; exec sleep 600"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         note_of(tmp_path, ProcessIdentity.of(process.pid))
@@ -425,18 +427,21 @@ SERVE = textwrap.dedent(
     from training.ring.config import RingConfig
     from training.ring.ring import Ring
 
-    config = RingConfig.model_validate({"membership": {"coordinator_patience_s": 1.0}})
+    config = RingConfig.model_validate({"membership": {"coordinator_patience_s": float(sys.argv[3])}})
     Ring.serve("127.0.0.1:0", sys.argv[1], sys.argv[2], config=config)
     """
 )
 
 
 @pytest.fixture
-def served_coordinator(tmp_path):
-    """A coordinator that a process of its own serves: the process, its address and its key's file."""
+def served_coordinator(tmp_path, request):
+    """A coordinator that a process of its own serves: the process, its address and its key's file.
+
+    A test's parameter is the time that learners wait for it.
+    """
     key, note = tmp_path / "ring.key", tmp_path / "served_coordinator" / "coordinator.json"
     RingKey.generate().save(key)
-    command = [sys.executable, "-c", Forkable(SERVE), str(note.parent), str(key)]
+    command = [sys.executable, "-c", Forkable(SERVE), str(note.parent), str(key), str(getattr(request, "param", 240.0))]
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
         try:
             wait_until(note.exists)
@@ -452,9 +457,10 @@ def test_a_learner_finds_a_coordinator_by_address_and_key(served_coordinator):
         rows = [row for _, _, part in ring.leases([4, 4], batch=3) for row in part.tolist()]
     assert sorted(rows) == list(range(8))
     process.terminate()
-    assert process.wait(60) == 0
+    assert process.wait(240) == 0
 
 
+@pytest.mark.parametrize("served_coordinator", [6.0], indirect=True)
 def test_leases_raise_an_error_if_the_coordinator_stays_down(served_coordinator):
     process, address, key = served_coordinator
     model, optimizer = make()
@@ -557,7 +563,8 @@ def test_learners_of_a_node_begin_with_the_weights_of_its_first_one_and_average_
 
 
 def two_rings(folder, **settings):
-    config = RingConfig.model_validate({"membership": {"beat_s": 0.05}} | settings)
+    patient = {"membership": {"beat_s": 0.05}, "exchange": {"timeout_s": 60.0}}
+    config = RingConfig.model_validate(patient | settings)
     pairs = [make(seed) for seed in range(2)]
     return pairs, [Ring(*pair, folder=folder, config=config) for pair in pairs]
 
@@ -691,8 +698,8 @@ def test_learners_wait_for_each_other_at_the_start(tmp_path):
         time.sleep(0.3)
         assert not first.done()
         second = pool.submit(next, pieces[1])
-        assert len(first.result(60).rows) == len(second.result(60).rows) == 1
-        assert [ring.members for ring in rings] == [(0, 1)] * 2
+        assert len(first.result(240).rows) == len(second.result(240).rows) == 1
+        wait_until(lambda: [ring.members for ring in rings] == [(0, 1)] * 2)
         for ring in rings:
             ring.close()
 

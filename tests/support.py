@@ -380,6 +380,16 @@ def processes_naming(text):
     return sorted(pids)
 
 
+def open_files(folder):
+    """Paths at and below a folder that this process has open; what other threads open elsewhere does not count."""
+    paths = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # it has been closed meanwhile
+            path = os.readlink(descriptor)
+            paths += [path] if path.startswith(str(folder)) else []
+    return sorted(paths)
+
+
 def end_processes(pids):
     """Kill what a failed test left."""
     for pid in pids:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from support import wait_until
 
 from recognition.data.dataset import Batch, SpeechDataset, read_ahead
 from speech.audio import decode_audio
@@ -174,7 +175,7 @@ def test_a_consumer_that_stops_early_stops_the_loader():
     batches = read_ahead(load, range(10_000), depth=2)
     next(batches)
     batches.close()
-    assert not read_ahead_threads()
+    wait_until(lambda: not read_ahead_threads())
     assert len(loaded) < 10
 
 

@@ -158,7 +158,7 @@ class Node(threading.Thread):
         self.output = ObjectStore(coordinator.job["output_url"])
         self.replies, self.written = [], set()
         self.reply = self.client.join(("tcp://127.0.0.1:1",))
-        self.why, self.idle = None, True
+        self.why = None
 
     def run(self):
         client = self.client
@@ -169,7 +169,6 @@ class Node(threading.Thread):
                 client.begin(planner, self.coordinator.shard_of_row)
             self.write_requested_files()
             work = client.next()
-            self.idle = work is None
             if work is None:
                 time.sleep(0.005)
                 continue

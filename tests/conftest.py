@@ -5,6 +5,7 @@ import fcntl
 import gc
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import sys
@@ -115,7 +116,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests marked `gpu`, or `gpu(2)`, without as many GPUs, and pretrained models without their library."""
+    """Skip tests marked `gpu`, or `gpu(2)`, without as many GPUs, and pretrained models without their library.
+
+    Random numbers of a test do not depend on the tests before it, which are others in each run.
+    """
+    random.seed(item.nodeid)
+    if (library := sys.modules.get("torch")) is not None:
+        library.manual_seed(random.getrandbits(32))
     callspec = getattr(item, "callspec", None)
     if callspec is not None and callspec.params.get("kind") in ("wav2vec2", "whisper"):
         pytest.importorskip("transformers")

@@ -52,7 +52,7 @@ class S3Server:
         command = [find_rclone(), "serve", "s3", "--config", os.devnull, "--addr", f"127.0.0.1:{self.port}"]
         command += ["--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", str(self.root)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while time.monotonic() < deadline:
             with socket.socket() as probe:
                 probe.settimeout(1)
@@ -61,12 +61,12 @@ class S3Server:
             if self._process.poll() is not None:
                 raise RuntimeError(f"rclone ended with {self._process.returncode}")
             time.sleep(0.02)
-        raise RuntimeError("rclone did not start within 60 s")
+        raise RuntimeError("rclone did not start within 240 s")
 
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait(20)
+            self._process.wait(240)
             self._process = None
 
 

@@ -342,22 +342,28 @@ def get_json(url, body=None):
 
 
 def _fetch_json(request):
-    with urllib.request.urlopen(request, timeout=20) as reply:
+    with urllib.request.urlopen(request, timeout=240) as reply:
         return json.loads(reply.read() or b"null")
 
 
 def wait_until(condition, patience_s=240.0, every_s=0.2):
     """The condition's first true value.
 
+    Args:
+        condition: Called at short intervals at first, then at longer ones.
+        patience_s: Seconds until it has failed; a busy machine may stop a process for some of them.
+        every_s: The longest interval.
+
     Raises:
         TimeoutError: If it does not become true in time.
     """
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        if result := condition():
-            return result
-        time.sleep(every_s)
-    raise TimeoutError(f"{condition} has not come true in {patience_s} s")
+    deadline, pause_s = time.monotonic() + patience_s, 0.005
+    while not (result := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{condition} has not come true in {patience_s} s")
+        time.sleep(min(pause_s, every_s))
+        pause_s *= 1.5
+    return result
 
 
 def processes_naming(text):
@@ -372,6 +378,16 @@ def processes_naming(text):
         if named and not zombie and int(entry.name) != os.getpid():
             pids.append(int(entry.name))
     return sorted(pids)
+
+
+def open_files(folder):
+    """Paths at and below a folder that this process has open; what other threads open elsewhere does not count."""
+    paths = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # it has been closed meanwhile
+            path = os.readlink(descriptor)
+            paths += [path] if path.startswith(str(folder)) else []
+    return sorted(paths)
 
 
 def end_processes(pids):

@@ -382,7 +382,7 @@ def run_entrypoint(folder, **env):
     script.write_text(ENTRYPOINT.replace("/run/starling", str(folder)))
     code = "import os; print(sorted(n + '=' + v for n, v in os.environ.items() if 'PASS' in n or 'AUTH' in n))"
     return subprocess.run(
-        ["sh", str(script), sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=20
+        ["sh", str(script), sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240
     )
 
 

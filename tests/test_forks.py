@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import forks
 import pytest
@@ -274,10 +275,10 @@ def test_slow_nodes_are_slow_in_forks_and_interpreters(kind):
 
 def test_a_slow_learner_sleeps_in_proportion_to_its_work(monkeypatch):
     slept, clock = [], iter([10.0, 11.5, 11.5, 12.0, 12.0])
-    monkeypatch.setattr("time.sleep", slept.append)
-    monkeypatch.setattr("time.thread_time", lambda: next(clock))
     with environment(STARLING_SLOW_NODES=""):
         slowed = runpy.run_path(str(Path(forks.SITE, "sitecustomize.py")))["slowed"]
+    times = SimpleNamespace(sleep=slept.append, thread_time=lambda: next(clock))  # not those of other threads, too
+    monkeypatch.setitem(slowed.__globals__, "time", times)
     gradient = slowed(lambda batch, seed: batch + seed, 4.0)
     assert [gradient(1, 2), gradient(3, 4), gradient(5, 6)] == [3, 7, 11]
     assert slept == [4.5, 1.5]

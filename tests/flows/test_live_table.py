@@ -100,13 +100,16 @@ def test_coordinator_can_be_watched_only_with_its_key(make_coordinator_process, 
     assert isinstance(watched, RemoteTraining)
     assert watched.poll()
     assert watched.coordinator["wanted"] == 2
+    watching = threading.Event()
     for node in nodes:
+        node.hold = lambda: watching.wait(240)
         node.start()
-    emulated_nodes.wait_for(lambda: watched.poll() and sum(m["leased"] for m in watched.coordinator["members"]))
+    wait_until(lambda: watched.poll() and sum(m["leased"] for m in watched.coordinator["members"]))
     assert picture(watched)["coordinator"]["pool"] < coordinator.size
     assert "unleased" in text_of(watched)
+    watching.set()
     assert emulated_nodes.finish(*nodes) == {"done"}
-    emulated_nodes.wait_for(lambda: not watched.poll() or len(watched.view.events) > 3)
+    wait_until(lambda: not watched.poll() or len(watched.view.events) > 3)
     assert any("node 1 joined" in event["text"] for event in watched.view.events)
     watched.close()
     stranger = tmp_path / "stranger.key"

@@ -10,7 +10,7 @@ import json
 import numpy as np
 import pytest
 import soundfile
-from support import give_mlflow, load_beside
+from support import give_mlflow, load_beside, wait_until
 
 from flows.cli.serve import open_model
 from recognition.serving import collecting
@@ -145,7 +145,7 @@ def test_doubtful_utterances_of_a_service_make_a_better_champion(home, tmp_path,
         assert (len(lines), {line["version"] for line in lines}) == (len(spoken), {"1"})
         doubtful = [place for place, line in enumerate(lines) if line["confidence"] < BELOW]
         assert 20 < len(doubtful) < len(spoken)
-        tones.wait_for(lambda: len(collected(kept)) == len(doubtful))
+        wait_until(lambda: len(collected(kept)) == len(doubtful))
         assert [row["hypothesis"] for row in collected(kept)] == [before[place] for place in doubtful]
         report = monitor_model("tones", MonitorConfig())  # the test set is as the service
         assert report.outcome == "Unchanged", report.message

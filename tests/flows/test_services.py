@@ -27,7 +27,7 @@ def a_server(home, code=SERVER):
 
 
 def test_service_is_awaited_and_stopped(home):
-    service = a_server(home).wait(30)
+    service = a_server(home).wait(240)
     assert service.health == service.url + "/"
     assert answers(service.health)
     service.stop()
@@ -39,12 +39,12 @@ def test_service_is_awaited_and_stopped(home):
 def test_service_that_ends_by_itself_is_reported_with_its_log(home):
     service = a_server(home, "print('port is cursed'); raise SystemExit(3)")
     with pytest.raises(ServiceError, match=r"(?s)ended with status 3: the end of .*server\.log.*port is cursed"):
-        service.wait(30)
+        service.wait(240)
 
 
 def test_silent_service_is_given_up_and_an_unresponsive_one_killed(home):
     code = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
     )
     service = a_server(home, code)
     wait_until(lambda: "deaf" in service.log.read_text())
@@ -55,10 +55,10 @@ def test_silent_service_is_given_up_and_an_unresponsive_one_killed(home):
 
 
 def test_waiting_ends_on_request(home):
-    service = a_server(home, "import time; time.sleep(60)")
+    service = a_server(home, "import time; time.sleep(600)")
     stop = threading.Event()
     stop.set()
-    service.wait(30, stop)
+    service.wait(240, stop)
     service.stop()
 
 
@@ -86,7 +86,9 @@ def test_a_free_port_is_none_that_connections_are_given_before_its_server_listen
 
 
 def test_nothing_answers_at_a_free_port():
-    assert not answers(f"http://127.0.0.1:{free_port()}/")
+    with socket.socket() as taken:  # nobody else may use it meanwhile
+        taken.bind(("127.0.0.1", port := free_port()))
+        assert not answers(f"http://127.0.0.1:{port}/")
 
 
 @pytest.mark.parametrize("note", [None, "", "{", "[]", '{"prefect": "http://127.0.0.1:1"}'])

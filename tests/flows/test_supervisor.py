@@ -32,7 +32,7 @@ def clock():
 
 def kill(service):
     service.process.kill()
-    service.process.wait(20)
+    service.process.wait(240)
 
 
 def test_dead_process_is_restarted_after_a_pause(home, clock):
@@ -135,8 +135,8 @@ def test_flows_of_workers_are_signalled_but_not_their_children(home):
     try:
         wait_until(lambda: len(children(worker.process.pid, all_generations=True)) == 2)
         flow, training = children(worker.process.pid, all_generations=True)
-        end_runs([worker], 60)
-        worker.process.wait(20)
+        end_runs([worker], 240)
+        worker.process.wait(240)
         assert not Path(f"/proc/{flow}").exists()
         assert Path(f"/proc/{training}").exists()
     finally:
@@ -156,7 +156,7 @@ time.sleep(100)
 def test_service_is_ended_by_its_configured_signal(home):
     service = spawn("polite", [sys.executable, "-c", POLITE], "", "", end=signal.SIGINT)
     wait_until(lambda: "up" in service.log.read_text())
-    service.stop(20)
+    service.stop(240)
     assert service.process.returncode == 7
 
 

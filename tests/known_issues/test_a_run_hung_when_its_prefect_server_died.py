@@ -60,7 +60,7 @@ def started_servers(home, monkeypatch, exit_reasons):
 
 
 def ask(url):
-    with urllib.request.urlopen(url, timeout=60) as reply:
+    with urllib.request.urlopen(url, timeout=240) as reply:
         return int(reply.read())
 
 
@@ -70,12 +70,14 @@ def test_dead_server_is_restarted_and_requests_wait(started_servers, number):
     with prefect_api.private_server(said.append) as url:
         first = ask(url)
         os.kill(first, number)
-        started_servers[0].process.wait(20)
+        started_servers[0].process.wait(240)
         assert ask(url) == started_servers[1].process.pid != first
     assert not answers(url)
     assert all(server.process.returncode is not None for server in started_servers)
-    assert said == ["starting the Prefect server (up to a minute; --no-prefect does without)", said[1]]
-    assert f"prefect ended with status {-number}; restarting it" in said[1]
+    first_line, *more = [line for line in said if not line.startswith("waiting for prefect")]  # as on a busy machine
+    assert first_line == "starting the Prefect server (up to a minute; --no-prefect does without)"
+    assert len(more) == 1
+    assert f"prefect ended with status {-number}; restarting it" in more[0]
 
 
 def refused(url):
@@ -91,7 +93,7 @@ def test_repeated_server_deaths_end_the_run(started_servers, exit_reasons):
     with prefect_api.private_server(said.append) as url:
         for _ in range(prefect_api.RESTARTS + 1):
             os.kill(ask(url), signal.SIGKILL)
-            started_servers[-1].process.wait(20)
+            started_servers[-1].process.wait(240)
         wait_until(lambda: exit_reasons)
         assert refused(url)
     assert len(started_servers) == prefect_api.RESTARTS + 1

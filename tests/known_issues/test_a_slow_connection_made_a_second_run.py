@@ -32,7 +32,7 @@ def test_the_register_stage_waits_for_the_run_of_a_forwarder_that_connects(journ
         found = search(api, about)
         if threading.current_thread().name == "forward":
             connecting.set()
-            assert waited.wait(60)
+            assert waited.wait(240)
         return found
 
     def watched(path, wait_s):
@@ -43,10 +43,10 @@ def test_the_register_stage_waits_for_the_run_of_a_forwarder_that_connects(journ
     forwarder = Forwarder(Sender(journal, note, ABOUT))
     with forwarder:
         assert not forwarder.stop("FINISHED", 0.0)
-        assert connecting.wait(60)
+        assert connecting.wait(240)
         run_id = send_rest(journal, note, ABOUT)
         waited.set()
-        assert forwarder.stop("FINISHED", 60.0)
+        assert forwarder.stop("FINISHED", 240.0)
     api = client()
     (run,) = api.search_runs([api.get_experiment_by_name("slow").experiment_id])
     assert run.info.run_id == run_id

@@ -21,7 +21,7 @@ from training.ring.folder import RingFolder
 @pytest.fixture
 def stranger():
     """A process that has nothing to do with a ring."""
-    with subprocess.Popen(["sleep", "60"]) as process:
+    with subprocess.Popen(["sleep", "600"]) as process:
         yield process
         process.kill()
 
@@ -68,13 +68,14 @@ def test_ring_signals_no_process_but_its_coordinator(tmp_path, stranger, monkeyp
 
 def test_address_of_an_earlier_server_with_the_same_id_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setattr(supervision, "START_S", 0.3)
-    server, note = ManagedProcess("server", ["sleep", "60"], tmp_path / "log", 0), tmp_path / "note.json"
+    server, note = ManagedProcess("server", ["sleep", "600"], tmp_path / "log", 0), tmp_path / "note.json"
     server.start()
     try:
         known = vars(ProcessIdentity.of(server.process.pid)) | {"address": "127.0.0.1:1"}
         note.write_text(json.dumps(known | {"started": "1"}))
         with pytest.raises(SupervisorError, match="server did not listen"):
             server.address(note)
+        monkeypatch.setattr(supervision, "START_S", 240.0)
         note.write_text(json.dumps(known))
         assert server.address(note) == "127.0.0.1:1"
     finally:

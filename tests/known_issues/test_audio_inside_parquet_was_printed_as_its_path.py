@@ -149,7 +149,7 @@ def test_rows_are_read_by_threads_and_in_any_order(tmp_path, tones):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(240)
     assert wrong == []
     for row, column in ((1000, "audio"), (-1, "audio"), (0, "sentence"), (0, "none")):
         with pytest.raises(CellError):

@@ -119,4 +119,4 @@ def test_running_worker_is_ended_by_ctrl_c():
         future = pool.submit(time.sleep, 600)
         os.kill(pid, signal.SIGINT)
         with pytest.raises(BrokenProcessPool):
-            future.result(60)
+            future.result(240)

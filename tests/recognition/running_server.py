@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager, suppress
@@ -41,7 +40,7 @@ class LoudestOfSix(tones.LoudestBand):
 
     def forward(self, feats, lengths):
         self.batches.append(len(lengths))
-        assert self.gate.wait(30)
+        assert self.gate.wait(240)
         if self.broken:
             raise RuntimeError("the model is broken")
         return super().forward(feats, lengths)
@@ -118,15 +117,15 @@ def serving(switch, *, metrics=None, token=None, log=None, with_text=False, coll
         if on_end is not None:
             on_end()
         server.should_exit = server.force_exit = True
-        thread.join(20)
-        switch.current.queue.close(10)
+        thread.join(240)
+        switch.current.queue.close(240)
         if collector is not None:
-            collector.close(20)
+            collector.close(240)
         service.log.close()
         assert not thread.is_alive()
 
 
-def fetch(url, data=None, headers=None, timeout=20):
+def fetch(url, data=None, headers=None, timeout=240):
     """Status, headers and content of an answer; JSON is parsed."""
     request = urllib.request.Request(url, data, headers or {})
     try:
@@ -165,24 +164,16 @@ def in_background(call, *given, **named):
     thread.start()
 
     def result():
-        thread.join(30)
+        thread.join(240)
         return answers[0]
 
     return SimpleNamespace(result=result, thread=thread)
 
 
-def wait_for(condition, seconds=20.0):
-    """Wait until a condition holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)
-
-
 def stream(server, query="", **options):
     """A connection for a stream at the model's rate."""
     url = f"ws://127.0.0.1:{server.port}/stream?sample_rate={RATE}{query}"
-    return connect(url, open_timeout=20, proxy=None, **options)
+    return connect(url, open_timeout=240, proxy=None, **options)
 
 
 def messages(connection):
@@ -190,7 +181,7 @@ def messages(connection):
     heard = []
     with suppress(ConnectionClosed):
         while True:
-            heard.append(json.loads(connection.recv(30)))
+            heard.append(json.loads(connection.recv(240)))
     return heard
 
 
@@ -201,4 +192,4 @@ def on_loop(server, call):
     async def run():
         return call()
 
-    return asyncio.run_coroutine_threadsafe(run(), loop).result(10)
+    return asyncio.run_coroutine_threadsafe(run(), loop).result(240)

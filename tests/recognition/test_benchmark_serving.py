@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import load_beside
+from support import load_beside, wait_until
 
 from benchmarks.serving import Delays, Soak, joined, search
 from benchmarks.serving_bad_clients import KINDS, misbehave
@@ -24,12 +24,24 @@ def clip(text):
 
 
 def spoken_to(server, clips, streams, seconds):
-    return asyncio.run(talk(OwnStreams(), server.port, clips, streams, seconds, 20.0, lambda number: "127.0.0.1"))
+    """What is heard; again if a busy machine has left no time to speak all of it."""
+
+    def heard():
+        talked = asyncio.run(
+            talk(OwnStreams(), server.port, clips, streams, seconds, 240.0, lambda number: "127.0.0.1")
+        )
+        return talked if {spoken.clip for spoken in said(talked)} == set(range(len(clips))) else None
+
+    return wait_until(heard)
+
+
+def said(talked):
+    return [*talked.warm_up, *talked.spoken]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with tones.running(tones.tone_transcriber(tmp_path_factory.mktemp("tones")), idle_s=1.0) as server:
+    with tones.running(tones.tone_transcriber(tmp_path_factory.mktemp("tones"))) as server:
         yield server
 
 
@@ -80,7 +92,7 @@ def test_short_clips_are_joined_to_utterances():
 def test_streams_are_spoken_at_their_own_speed_and_their_words_heard(server):
     parts = [clip("echo"), clip("delta alpha")]
     heard = spoken_to(server, parts, 2, 1.0)
-    assert {spoken.text for spoken in (*heard.warm_up, *heard.spoken)} == {"echo", "delta alpha"}
+    assert {spoken.text for spoken in said(heard)} == {"echo", "delta alpha"}
     assert all(spoken.final_s >= 0 and not spoken.lost for spoken in heard.spoken)
     for before, after in zip(heard.spoken, heard.spoken[2:], strict=False):
         assert after.begin >= before.begin
@@ -94,17 +106,21 @@ def test_streams_that_are_refused_are_lost(server):
         heard = spoken_to(server, [clip("echo")], 1, 0.3)
     finally:
         server.service.admission.streams = 0
-    assert {spoken.lost for spoken in (*heard.warm_up, *heard.spoken)} == {"InvalidStatus"}
+    assert {spoken.lost for spoken in said(heard)} == {"InvalidStatus"}
 
 
 def test_files_are_sent_and_answered(server):
-    sent, took_s = send_files(lambda: OpenAiFiles(server.port), [clip("echo"), clip("bravo")], 2, 0.3)
+    def sent_both():  # again if a busy machine has left no time for one of them
+        sent, took_s = send_files(lambda: OpenAiFiles(server.port), [clip("echo"), clip("bravo")], 2, 0.3)
+        return len({file.clip for file in sent}) == 2 and (sent, took_s)
+
+    sent, took_s = wait_until(sent_both)
     assert {(file.clip, file.text) for file in sent} == {(0, "echo"), (1, "bravo")}
     assert took_s > 0.3
     wrong, _ = send_files(lambda: OpenAiFiles(server.port, "another"), [clip("echo")], 1, 0.05)
     assert all("404" in file.lost for file in wrong)
     with uploads(lambda: OpenAiFiles(server.port), [clip("echo")], 0.05) as now_and_then:
-        tones.wait_for(lambda: now_and_then)
+        wait_until(lambda: now_and_then)
     assert now_and_then[0].text == "echo"
 
 
@@ -122,14 +138,14 @@ def test_bad_clients_do_not_disturb_good_ones(server, kind):
     async def beside():
         bad = asyncio.create_task(misbehave(kind, server.port, 30))
         try:
-            return await talk(OwnStreams(), server.port, [clip("echo")], 1, 0.1, 20.0, lambda number: "127.0.0.1")
+            return await talk(OwnStreams(), server.port, [clip("echo")], 1, 0.1, 240.0, lambda number: "127.0.0.1")
         finally:
             bad.cancel()
             await asyncio.gather(bad, return_exceptions=True)
 
-    heard = asyncio.run(beside())
-    assert {(spoken.text, spoken.lost) for spoken in (*heard.warm_up, *heard.spoken)} == {("echo", "")}
-    tones.wait_for(lambda: not server.service.admission.streams)
+    heard = wait_until(lambda: said(asyncio.run(beside())))  # nothing if a busy machine has left no time to speak
+    assert {(spoken.text, spoken.lost) for spoken in heard} == {("echo", "")}
+    wait_until(lambda: not server.service.admission.streams)
 
 
 def test_rivals_are_started_as_they_are_given():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from support import load_beside
+from support import load_beside, wait_until
 
 from recognition.serving import collecting
 from recognition.serving.collecting import COLLECTED, TABLE, Collector, offer_rows
@@ -18,7 +18,7 @@ from recognition.transcriber import SpokenPiece
 from storage.corpora.table import TableReader
 
 tones = load_beside(__file__, "running_server.py")
-RATE, speak, flac, post, wait_for = tones.RATE, tones.speak, tones.flac, tones.post, tones.wait_for
+RATE, speak, flac, post = tones.RATE, tones.speak, tones.flac, tones.post
 PIECE = SpokenPiece(0.0, 1.0, "delta, alpha", 0.4)
 
 
@@ -51,7 +51,7 @@ class Kept:
         self.collector.offer(pieces, tones.silence(2) if audio is None else audio, RATE, version)
 
     def end(self):
-        self.collector.close(20)
+        self.collector.close(240)
         return rows(self.folder / COLLECTED)
 
     def skipped(self, reason):
@@ -113,7 +113,7 @@ def test_segments_of_a_stream_are_stored_with_their_audio(transcriber, model, tm
         connection.send(tones.pcm(np.concatenate([wave] * 8)))  # longer than what a stream keeps
         connection.send(json.dumps({"type": "end"}))
         finals = [message for message in tones.messages(connection) if message["type"] == "final"]
-        wait_for(lambda: len(rows(tmp_path / COLLECTED)) == len(finals) == 16)
+        wait_until(lambda: len(rows(tmp_path / COLLECTED)) == len(finals) == 16)
     table = rows(tmp_path / COLLECTED)
     assert [row["text"] for row in table] == spoken * 8
     for row, text in zip(table, spoken * 8, strict=True):
@@ -166,7 +166,7 @@ def test_the_folder_stays_below_its_limit_until_somebody_makes_room(tmp_path, mo
     kept = Kept(tmp_path, most_mb=0.1)
     for _ in range(20):
         kept.offer(PIECE, audio=noise)
-    wait_for(lambda: kept.skipped("full") > 0 and not kept.collector._waiting)
+    wait_until(lambda: kept.skipped("full") > 0 and not kept.collector._waiting)
     table = rows(tmp_path / COLLECTED)
     assert 0 < len(table) < 20
     assert len(table) + kept.skipped("full") == 20
@@ -187,11 +187,11 @@ def test_a_disk_that_fails_disturbs_no_request(transcriber, model, tmp_path):
         for _ in range(3):
             assert post(server, flac(speak("echo")))[2] == {"text": "echo"}
         failed = 'starling_not_collected_total{reason="failed"} 3.0'
-        wait_for(lambda: failed in tones.fetch(f"{server.url}/metrics")[2].decode())
+        wait_until(lambda: failed in tones.fetch(f"{server.url}/metrics")[2].decode())
         folder.unlink()
         folder.mkdir()
         assert post(server, flac(speak("alpha")))[2] == {"text": "alpha"}
-        wait_for(lambda: [row["text"] for row in rows(folder / COLLECTED)] == ["alpha"])
+        wait_until(lambda: [row["text"] for row in rows(folder / COLLECTED)] == ["alpha"])
     problems = [line for line in map(json.loads, path.read_text().splitlines()) if line.get("problem")]
     assert [line["event"] for line in problems] == ["collect"]
 
@@ -205,7 +205,7 @@ def test_rejected_requests_are_not_stored(transcriber, model, tmp_path):
 def test_more_than_the_disk_takes_is_left_out_and_not_kept_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(collecting, "_WAITING_BYTES", 100_000)
     kept, gate = Kept(tmp_path), tones.threading.Event()
-    monkeypatch.setattr(kept.collector, "_store", lambda *_: gate.wait(20))
+    monkeypatch.setattr(kept.collector, "_store", lambda *_: gate.wait(240))
     for _ in range(5):
         kept.offer(PIECE, audio=np.zeros(20_000, dtype=np.float32))
     assert kept.skipped("busy") == 4
@@ -216,7 +216,7 @@ def test_more_than_the_disk_takes_is_left_out_and_not_kept_in_memory(tmp_path, m
 def test_a_row_follows_a_torn_one_on_a_line_of_its_own(tmp_path):
     kept = Kept(tmp_path)
     kept.offer(PIECE)
-    wait_for(lambda: rows(tmp_path / COLLECTED))
+    wait_until(lambda: rows(tmp_path / COLLECTED))
     whole = (tmp_path / COLLECTED).read_bytes()
     (tmp_path / COLLECTED).write_bytes(whole + b"20261127-1010")
     kept.offer(PIECE)
@@ -255,7 +255,7 @@ def test_only_checked_rows_are_a_corpus(offered):
 def test_corrections_stay_when_new_rows_are_added(tmp_path, delimiter):
     kept = Kept(tmp_path)
     kept.offer(PIECE)
-    wait_for(lambda: rows(tmp_path / COLLECTED))
+    wait_until(lambda: rows(tmp_path / COLLECTED))
     offer_rows(tmp_path)
     (row,) = rows(tmp_path / TABLE)
     # as a spreadsheet may save it: other separators, another order, a column of its own, no last line end

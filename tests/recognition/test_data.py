@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from support import wait_until
 
 from recognition.data.dataset import Batch, SpeechDataset, read_ahead
 from speech.audio import decode_audio
@@ -136,7 +137,7 @@ def test_at_most_depth_batches_are_held():
     batches = read_ahead(load, range(100), depth=2)
     assert numbers([next(batches)]) == [0]
     for _ in range(4):  # one was consumed, two wait, one is being loaded
-        assert released.acquire(timeout=20)
+        assert released.acquire(timeout=240)
     assert not released.acquire(timeout=0.3)
     assert loaded == [0, 1, 2, 3]
     batches.close()
@@ -174,7 +175,7 @@ def test_a_consumer_that_stops_early_stops_the_loader():
     batches = read_ahead(load, range(10_000), depth=2)
     next(batches)
     batches.close()
-    assert not read_ahead_threads()
+    wait_until(lambda: not read_ahead_threads())
     assert len(loaded) < 10
 
 

@@ -9,7 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 import soundfile
-from support import load_beside
+from support import load_beside, wait_until
 from websockets.sync.client import connect
 
 tones = load_beside(__file__, "running_server.py")
@@ -42,7 +42,7 @@ class Page:
         self.process = subprocess.Popen([BROWSER, *words], stderr=subprocess.PIPE, text=True)
         line = next(line for line in self.process.stderr if line.startswith("DevTools listening on "))
         address = line.split("ws://")[1].partition("/")[0]
-        tones.wait_for(lambda: self._targets(address), 60)
+        wait_until(lambda: self._targets(address), 60)
         self.socket = connect(self._targets(address)[0]["webSocketDebuggerUrl"], proxy=None, max_size=None)
         self.numbers = itertools.count(1)
         self.failures = []
@@ -66,7 +66,7 @@ class Page:
         return self.call("Runtime.evaluate", expression=script, awaitPromise=True)["result"].get("value")
 
     def shows(self, text):
-        tones.wait_for(lambda: text in (self.run("document.getElementById('text').innerText") or ""), 120)
+        wait_until(lambda: text in (self.run("document.getElementById('text').innerText") or ""), 120)
 
     def end(self):
         self.socket.close()
@@ -83,13 +83,13 @@ def test_dropped_files_and_speech_become_words(tmp_path):
         page = Page(tmp_path / "profile", sound)
         try:
             page.call("Page.navigate", url=server.url)
-            tones.wait_for(lambda: "tones" in (page.run("document.getElementById('state').innerText") or ""), 60)
+            wait_until(lambda: "tones" in (page.run("document.getElementById('state').innerText") or ""), 60)
             page.run(DROP % base64.b64encode(tones.flac(tones.speak("foxtrot echo"))).decode())
             page.shows("foxtrot echo")
             page.run("document.getElementById('speak').click()")
             page.shows("delta")
             page.run("document.getElementById('speak').click()")
-            tones.wait_for(lambda: server.service.admission.streams == 0)
+            wait_until(lambda: server.service.admission.streams == 0)
             assert page.run("document.getElementById('error').textContent") == ""
             assert page.failures == []
         finally:

@@ -52,7 +52,7 @@ def test_recorded_messages_cannot_be_replayed_or_read():
         secure_client(client, key, endpoint)
         client.connect(endpoint)
         client.send(b"give me your weights")
-        assert server.poll(10_000)
+        assert server.poll(240_000)
         assert server.recv_multipart()[-1] == b"give me your weights"
         wait_until(lambda: len(relay.heard) > 300, every_s=0.01)
         assert b"weights" not in relay.heard  # nor can it be read
@@ -70,7 +70,7 @@ def test_coordinator_ignores_noise_and_oversized_frames_at_its_port(make_coordin
     greeting = b"\xff" + b"\0" * 8 + b"\x7f" + b"\x03\x01CURVE".ljust(54, b"\0")
     noise = [b"GET / HTTP/1.1\r\n\r\n", b"\0" * 4096, greeting + b"\x06" + (2**62).to_bytes(8, "big"), b"\xff" * 100]
     for data in noise:
-        with socket.create_connection((host, int(port)), timeout=5) as stranger:
+        with socket.create_connection((host, int(port)), timeout=240) as stranger:
             stranger.sendall(data)
             time.sleep(0.05)
     assert coordinator.ask(op="status")["members"] == []
@@ -93,7 +93,7 @@ def test_oversized_message_ends_only_its_own_connection(keyed):
             client.connect(endpoint)
         clients[0].send(b"x" * (1 << 20))
         clients[1].send(b"small")
-        assert server.poll(10_000)
+        assert server.poll(240_000)
         assert server.recv_multipart()[-1] == b"small"
         assert not server.poll(300)
         for end in (server, *clients):
@@ -126,7 +126,7 @@ def test_coordinator_answers_malformed_messages_and_keeps_running(make_coordinat
             b"null",
         ):
             stranger.send_multipart([b"1", data])
-            assert stranger.poll(10_000)
+            assert stranger.poll(240_000)
             assert b"error" in stranger.recv_multipart()[1]
         for parts in ([b""], [b"1", b"2", b"3", b"4"], [b"x" * 100_000]):
             stranger.send_multipart(parts)

@@ -92,7 +92,7 @@ def test_many_readers_of_a_tiny_cache_get_every_payload(tmp_path, shards_of_room
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(240)
     assert wrong == []
 
 

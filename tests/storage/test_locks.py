@@ -28,7 +28,7 @@ from storage.locks import file_lock
 
 lock, counter = Path(sys.argv[1]), Path(sys.argv[2])
 for _ in range(100):
-    with file_lock(lock, wait_s=60, poll_s=0.0002):
+    with file_lock(lock, wait_s=240, poll_s=0.0002):
         counter.write_text(str(int(counter.read_text()) + 1))
 """
 
@@ -66,7 +66,7 @@ def test_waiting_process_gets_the_lock_when_its_owner_ends(tmp_path, lock_owner)
     entered = threading.Event()
 
     def wait():
-        with file_lock(tmp_path / "lock", wait_s=60, poll_s=0.01):
+        with file_lock(tmp_path / "lock", wait_s=240, poll_s=0.01):
             entered.set()
 
     waiter = threading.Thread(target=wait)
@@ -74,7 +74,7 @@ def test_waiting_process_gets_the_lock_when_its_owner_ends(tmp_path, lock_owner)
     time.sleep(0.05)
     assert not entered.is_set()
     lock_owner.kill()
-    assert entered.wait(30)
+    assert entered.wait(240)
     waiter.join()
 
 
@@ -82,7 +82,7 @@ def test_no_update_is_lost_between_processes(tmp_path):
     counter = tmp_path / "counter"
     counter.write_text("0")
     processes = [run(COUNTER, tmp_path / "lock", counter) for _ in range(2)]
-    assert [process.wait(60) for process in processes] == [0, 0]
+    assert [process.wait(240) for process in processes] == [0, 0]
     assert counter.read_text() == "200"
 
 
@@ -157,7 +157,7 @@ def test_short_lock_on_a_removed_file_is_taken_again(tmp_path):
 def test_only_one_of_many_processes_is_inside_a_short_lock(tmp_path):
     counter = tmp_path / "counter"
     counter.write_text("0")
-    code = COUNTER.replace("file_lock", "passing_lock").replace("wait_s=60, ", "60, ")
+    code = COUNTER.replace("file_lock", "passing_lock").replace("wait_s=240, ", "240, ")
     processes = [run(code, tmp_path / "lock", counter) for _ in range(2)]
-    assert [process.wait(60) for process in processes] == [0, 0]
+    assert [process.wait(240) for process in processes] == [0, 0]
     assert counter.read_text() == "200"

@@ -64,7 +64,7 @@ class Handler(BaseHTTPRequestHandler):
         self.connection.shutdown(socket.SHUT_RDWR)
 
     def forward(self, body, cut):
-        link = http.client.HTTPConnection("127.0.0.1", self.server.target.port, timeout=20)
+        link = http.client.HTTPConnection("127.0.0.1", self.server.target.port, timeout=240)
         try:
             link.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():

@@ -12,7 +12,8 @@ from storage.reading import ShardReader
 from storage.shards import Sample, build_index, load_part, write_shard
 
 ROW = {"duration": 1.0, "num_frames": 16000, "sample_rate": 16000}
-PATIENT = RetryPolicy(attempts=12, base_s=0.05, cap_s=1.0)
+PATIENT = RetryPolicy(attempts=100, base_s=0.05, cap_s=1.0)
+"""A busy machine takes long to start the server again."""
 
 
 def samples(shard):

@@ -177,7 +177,7 @@ class NotesContract:
         url, begin = store.url, threading.Barrier(6)
 
         def work(number):
-            begin.wait(30)
+            begin.wait(240)
             for turn in range(5):
                 output = StageOutput(ObjectStore(url), "shard", "a" * 16)
                 output.note_use({"prepare": f"{number}-{turn}"}, "2026-01-01")

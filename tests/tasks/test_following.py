@@ -61,7 +61,7 @@ def test_a_new_champion_replaces_the_old_one_whose_files_are_removed(api, tmp_pa
         assert load.folders["1"].is_dir()
     for thread in threading.enumerate():
         if thread.name == "retire":
-            thread.join(20)
+            thread.join(240)
     assert not load.folders["1"].exists()
     assert load.folders["2"].is_dir()
     assert switch.problem == ""

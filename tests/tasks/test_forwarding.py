@@ -264,7 +264,7 @@ def test_hanging_call_is_abandoned_after_a_timeout(writer, monkeypatch):
 
     class Hanging(Sender):
         def send(self):
-            hang.wait(30)
+            hang.wait(240)
             return False
 
     forwarder = Forwarder(Hanging(writer.path, writer.path.with_name("n.json"), about()), every_s=0.01)
@@ -347,7 +347,7 @@ def test_killed_and_hanging_servers_cost_no_step_and_no_point(server, tmp_path, 
                 server.signal(signal.SIGCONT)
                 wait_until(lambda: not forwarder.trouble)
                 done.set()
-                training.join(10)
+                training.join(240)
         finally:
             done.set()
         api = mlflow.MlflowClient(tracking_uri=server.url)

@@ -77,7 +77,7 @@ def killer(api, home, tmp_path):
     killer = Killer(tmp_path / "killed", home / "mlflow" / "mlflow.db")
     yield killer
     killer.process.stdin.close()
-    assert killer.process.wait(30) == 0
+    assert killer.process.wait(240) == 0
 
 
 @pytest.mark.slow

@@ -1,10 +1,9 @@
 """Stages in a process of their own: the same output and errors as in this one, and ended in time."""
 
 import errno
-import os
 import shutil
 import signal
-from contextlib import suppress
+import sys
 
 import psutil
 import pytest
@@ -19,6 +18,7 @@ from tasks.stages import separate
 from tasks.stages.base import Run, StageError
 from tasks.stages.paused import TrialPart
 from tasks.stages.prepare import PREPARE
+from training.processes.children import Child
 from training.processes.exit_reason import VARIABLE, read_reason
 
 
@@ -45,28 +45,26 @@ def test_stages_in_a_process_of_their_own_make_the_same_outputs(config):
     assert [r.record for r in run.results.values()] == [r.record for r in plain.results.values()]
 
 
-def works_separately(child):
-    """Whether a child does the work of a stage; there are others, such as the tests' fork server, and zombies."""
-    with suppress(psutil.Error):
-        return "tasks.stages.separate" in child.cmdline()
-    return False
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
 
 
 def test_a_stage_that_hangs_is_ended_with_its_process_and_made_by_the_next_run(config, monkeypatch):
     monkeypatch.setattr(separate, "_END_S", 0.2)
     children = []
 
-    def watch():
-        if children:
-            raise TrialTimeoutError("it took too long")
-        children.extend(child for child in psutil.Process().children() if works_separately(child))
-        for child in children:
-            os.kill(child.pid, signal.SIGSTOP)
+    def hang(_, *more, **fields):
+        children.append(Child([sys.executable, "-c", DEAF], *more, **fields))
+        return children[-1]
 
-    with pytest.raises(TrialTimeoutError, match="too long"):
-        PREPARE.execute(limited(config, watch))
-    assert children
-    assert not any(child.is_running() for child in children)
+    def watch():
+        if "deaf" in children[0].tail():
+            raise TrialTimeoutError("it took too long")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(separate, "Child", hang)
+        with pytest.raises(TrialTimeoutError, match="too long"):
+            PREPARE.execute(limited(config, watch))
+    assert [child.returncode for child in children] == [-signal.SIGKILL]
     assert not PREPARE.execute(Run(config, "r-2")).cached
 
 

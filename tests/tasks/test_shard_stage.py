@@ -192,6 +192,7 @@ def test_a_killed_stage_continues_with_the_missing_shards(home, tmp_path, monkey
 
 KILLED = """
 import json, sys, time
+from pathlib import Path
 import tasks.stages.shard as shard
 from tasks.config.pipeline import parse_config
 from tasks.stages.prepare import PREPARE
@@ -200,10 +201,11 @@ from tasks.stages.base import Run
 run = Run(parse_config(json.loads(sys.argv[1])), "killed")
 PREPARE.execute(run)
 make = shard.make_sample
-def slow(*given):
-    time.sleep(0.15)
+def endless(*given):
+    if len(list(Path(sys.argv[2]).glob("shard/*/*/*.tar"))) >= 2:
+        time.sleep(600)
     return make(*given)
-shard.make_sample = slow
+shard.make_sample = endless
 shard.SHARD.execute(run)
 """
 
@@ -212,7 +214,7 @@ def test_killed_stage_publishes_nothing_partial_and_a_rerun_finishes(home, tmp_p
     path = small_corpus(tmp_path / "corpus", speakers=6, each=4)
     config = document(path, tmp_path / "objects")
     child = subprocess.Popen(
-        [sys.executable, "-c", Forkable(KILLED), json.dumps(config)],
+        [sys.executable, "-c", Forkable(KILLED), json.dumps(config), str(tmp_path / "objects")],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
     )

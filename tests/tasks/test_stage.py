@@ -117,7 +117,7 @@ def test_one_of_two_concurrent_runs_works_and_both_get_the_result(home):
     def work(run, output):
         calls.append(run.run_id)
         entered.set()
-        assert go.wait(20)
+        assert go.wait(240)
         return {}
 
     stage = Stage("prepare", 1, lambda run: ({}, {}), work)
@@ -125,7 +125,7 @@ def test_one_of_two_concurrent_runs_works_and_both_get_the_result(home):
     threads = [threading.Thread(target=lambda: results.append(stage.execute(a_run()))) for _ in range(2)]
     for thread in threads:
         thread.start()
-    assert entered.wait(20)
+    assert entered.wait(240)
     go.set()
     for thread in threads:
         thread.join(240)

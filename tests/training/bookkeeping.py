@@ -1,10 +1,10 @@
 """A ledger and a coordinator without processes: emulated nodes that count the rows they train, and a test clock."""
 
 import json
-import time
 from collections import Counter
 
 import numpy as np
+from support import wait_until
 
 from storage.objects import ObjectStore
 from training.coordinator.checkpoints import find_checkpoint
@@ -206,11 +206,12 @@ def is_making(coordinator, number):
 
 def wait_until_published(coordinator, number):
     """Wait until a checkpoint is published."""
-    deadline = time.monotonic() + 20
-    while find_checkpoint(coordinator.core.output, "r") is None or is_making(coordinator, number):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+
+    def is_published():
         coordinator.tick()
+        return find_checkpoint(coordinator.core.output, "r") is not None and not is_making(coordinator, number)
+
+    wait_until(is_published, every_s=0.005)
 
 
 def record(node, seq=0):

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from forks import Forkable
+from support import wait_until
 
 from storage.index import SCHEMA, ShardIndex, ShardRecord
 from storage.objects import ObjectStore
@@ -39,15 +40,6 @@ def write_index(url, shards):
     return np.asarray(values["shard"])
 
 
-def wait_for(condition, patience_s=240.0):
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.01)
-    raise TimeoutError(condition)
-
-
 class CoordinatorProcess:
     """A coordinator process over an index without shards."""
 
@@ -57,10 +49,10 @@ class CoordinatorProcess:
         self.size = len(self.shard_of_row)
         member = {
             "beat_s": 0.05,
-            "dead_after_s": 1.0,
-            "start_patience_s": 30.0,
-            "coordinator_grace_s": 0.3,
-            "coordinator_patience_s": 30.0,
+            "dead_after_s": 60.0,  # a busy machine may stop a process for seconds: only tests of lost nodes are quick
+            "start_patience_s": 240.0,
+            "coordinator_grace_s": 60.0,
+            "coordinator_patience_s": 240.0,
         }
         member |= {name: train.pop(name) for name in list(train) if name in member}
         self.job = {
@@ -98,7 +90,7 @@ class CoordinatorProcess:
     def start(self, *more):
         (self.folder / "coordinator" / "coordinator.json").unlink(missing_ok=True) if "--fresh" in more else None
         self.process = subprocess.Popen(self.command(*more), cwd=ROOT, stderr=subprocess.DEVNULL)
-        wait_for(lambda: self.note().get("pid") == self.process.pid)
+        wait_until(lambda: self.note().get("pid") == self.process.pid)
         return self
 
     def note(self):
@@ -120,7 +112,7 @@ class CoordinatorProcess:
     def send(self, **message):
         """Send a request, valid or not."""
         with CoordinatorClient(self.address, self.key) as client:
-            return read_reply(StatusRequest(), client._exchange(json.dumps(message).encode(), 10.0))
+            return read_reply(StatusRequest(), client._exchange(json.dumps(message).encode(), 240.0))
 
     def journal(self, kind=None):
         entries = read_journal(self.folder / "job.journal")
@@ -130,7 +122,7 @@ class CoordinatorProcess:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
-            self.process.wait(10)
+            self.process.wait(240)
 
 
 @pytest.fixture
@@ -152,13 +144,17 @@ def planner(epoch, rows, plan):
 
 
 class Node(threading.Thread):
-    """An emulated training in a thread of the test's process."""
+    """An emulated training in a thread of the test's process.
+
+    Attributes:
+        hold: Called before each step; a test may replace it to hold the node up until something has happened.
+    """
 
     def __init__(self, coordinator, number, folder, step_s=0.005):
         super().__init__(daemon=True)
         self.coordinator, self.step_s, self.number = coordinator, step_s, number
         self.client = NodeClient(coordinator.address, coordinator.key, number, folder=folder / f"node-{number}")
-        self.trained, self.halt, self.frozen = [], threading.Event(), threading.Event()
+        self.trained, self.halt, self.hold = [], threading.Event(), lambda: None
         self.output = ObjectStore(coordinator.job["output_url"])
         self.replies, self.written = [], set()
         self.reply = self.client.join(("tcp://127.0.0.1:1",))
@@ -177,6 +173,7 @@ class Node(threading.Thread):
                 time.sleep(0.005)
                 continue
             time.sleep(self.step_s)
+            self.hold()
             self.trained += [(work.epoch, int(row)) for row in work.rows]
             count = len(work.rows)
             client.trained(work, loss_sum=2.0 * count, tokens=count, seconds=1.0 * count, utterances=count)
@@ -198,7 +195,7 @@ class Node(threading.Thread):
         """End without notice, as a killed process does."""
         self.halt.set()
         self.client._thread.stop()
-        self.join(10)
+        self.join(240)
 
 
 @pytest.fixture

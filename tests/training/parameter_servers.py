@@ -53,10 +53,10 @@ def serving(folder, servers=1, cfg=SGD, key=None, fresh=False):
     finally:
         for server, thread in zip(begun, threads, strict=True):
             server.stop()
-            thread.join(10)
+            thread.join(240)
 
 
-def client_of(addresses, name="a", key=None, patience_s=20.0, flat=None):
+def client_of(addresses, name="a", key=None, patience_s=240.0, flat=None):
     size = (flat or FlatParameters(network())).weights.numel()
     return ServerClient(addresses, key, name, size, patience_s)
 
@@ -70,7 +70,7 @@ def raw_socket(address):
         yield socket
 
 
-def ask_raw(socket, frames, patience_s=10):
+def ask_raw(socket, frames, patience_s=240):
     socket.send_multipart(frames)
     assert socket.poll(1000 * patience_s), "no answer"
     header, *values = socket.recv_multipart(copy=False)

@@ -26,7 +26,7 @@ def test_every_loader_thread_runs_its_initializer_first():
     begun, ready = [], threading.Barrier(3)
 
     def load(rows, epoch):
-        ready.wait(60)  # all three are needed at once
+        ready.wait(240)  # all three are needed at once
         return threading.get_ident() in begun
 
     prefetcher = Prefetcher(load, 3, begin=lambda: begun.append(threading.get_ident()))

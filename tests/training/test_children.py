@@ -19,7 +19,7 @@ def test_output_is_appended_and_tail_starts_at_the_last_start(tmp_path):
     log = tmp_path / "new" / "child.log"
     for word in ("first", "second"):
         child = Child(python(SAY, word), log)
-        assert child.wait(60) == 0
+        assert child.wait(240) == 0
         assert child.tail() == word
     assert log.read_text() == "first\nsecond\n"
     assert child.reason() == ""
@@ -28,10 +28,10 @@ def test_output_is_appended_and_tail_starts_at_the_last_start(tmp_path):
 def test_exit_reason_precedes_the_log_and_is_cleared_at_restart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the child imports this Starling from anywhere
     child = Child(python(REASON), tmp_path / "log", note=tmp_path / "note")
-    child.wait(60)
+    child.wait(240)
     assert (child.reason(), child.tail()) == ("no room", "no room")
     child = Child(python(SAY, "well"), tmp_path / "log", note=tmp_path / "note")
-    child.wait(60)
+    child.wait(240)
     assert (child.reason(), child.tail()) == ("", "well")
 
 
@@ -40,7 +40,7 @@ def test_a_child_has_this_process_s_environment_and_its_own_variables(tmp_path, 
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     code = "import os; print(os.environ['OURS'], os.environ['MORE'], os.environ['PYTHONPATH'].endswith(':/elsewhere'))"
     child = Child(python(code), tmp_path / "log", {"MORE": "2"})
-    child.wait(60)
+    child.wait(240)
     assert child.tail() == "1 2 True"
 
 

@@ -1,29 +1,31 @@
 """Nodes and coordinators that are stopped, killed and resumed: row counts stay right."""
 
 import signal
+import threading
 import time
 from collections import Counter
 
 import numpy as np
 import pytest
-from emulated_nodes import check_epochs, child_lines, finish, start_child, wait_for
+from emulated_nodes import check_epochs, child_lines, finish, start_child
+from support import wait_until
 
 from storage.objects import ObjectStore
 from training.coordinator.node_client import NodeClient
 
 
 def test_suspended_node_is_dropped_and_rejoins_when_resumed(make_coordinator_process, make_node):
-    coordinator = make_coordinator_process(nodes=2, epochs=3, shards=24, dead_after_s=0.6).start("--fresh")
+    coordinator = make_coordinator_process(nodes=2, epochs=3, shards=24, dead_after_s=8.0).start("--fresh")
     node, child = make_node(coordinator, 0, step_s=0.03), start_child(coordinator, 1)
     try:
         node.start()
-        wait_for(lambda: len(child_lines(coordinator, 1)) > 8)
+        wait_until(lambda: len(child_lines(coordinator, 1)) > 8)
         child.send_signal(signal.SIGSTOP)
-        wait_for(lambda: coordinator.ask(op="status")["progress"]["live"] == 1)
+        wait_until(lambda: coordinator.ask(op="status")["progress"]["live"] == 1)
         child.send_signal(signal.SIGCONT)
-        wait_for(lambda: "neighbour" in child_lines(coordinator, 1))
+        wait_until(lambda: "neighbour" in child_lines(coordinator, 1))
         assert finish(node) == {"done"}
-        assert child.wait(20) == 0
+        assert child.wait(240) == 0
     finally:
         child.kill()
         child.wait()
@@ -41,7 +43,7 @@ def test_suspended_coordinator_drops_no_node_when_resumed(make_coordinator_proce
     nodes = [make_node(coordinator, number, step_s=0.03) for number in range(2)]
     for node in nodes:
         node.start()
-    wait_for(lambda: all(node.trained for node in nodes))
+    wait_until(lambda: all(node.trained for node in nodes))
     coordinator.process.send_signal(signal.SIGSTOP)
     time.sleep(2.0)
     coordinator.process.send_signal(signal.SIGCONT)
@@ -51,9 +53,9 @@ def test_suspended_coordinator_drops_no_node_when_resumed(make_coordinator_proce
 
 @pytest.mark.slow
 def test_row_counts_survive_random_kills_of_coordinator_and_nodes(make_coordinator_process, make_node):
-    coordinator = make_coordinator_process(nodes=3, epochs=3, shards=24, dead_after_s=0.5, checkpoint_steps=15).start(
-        "--fresh"
-    )
+    coordinator = make_coordinator_process(
+        nodes=3, epochs=3, shards=24, dead_after_s=0.5, coordinator_grace_s=0.3, checkpoint_steps=15
+    ).start("--fresh")
     rng = np.random.default_rng(5)
     nodes = {number: make_node(coordinator, number, step_s=0.02) for number in range(3)}
     rows = []
@@ -67,7 +69,7 @@ def test_row_counts_survive_random_kills_of_coordinator_and_nodes(make_coordinat
             coordinator.start()
             # rows that a node trains without a coordinator are unknown if it is killed before it reports them
             back = time.monotonic() + 0.2
-            wait_for(
+            wait_until(
                 lambda back=back: all(node.client._state.heard > back or not node.is_alive() for node in nodes.values())
             )
             continue
@@ -89,10 +91,17 @@ def complete_checkpoints(coordinator):
 def test_stopped_training_resumes_exactly_from_its_checkpoint(make_coordinator_process, make_node):
     coordinator = make_coordinator_process(nodes=2, epochs=3, shards=16, checkpoint_steps=8).start("--fresh")
     nodes = [make_node(coordinator, number, step_s=0.01) for number in range(2)]
+    stopped = threading.Event()
+
+    def have_begun_the_second_epoch():
+        return sum(len(node.trained) for node in nodes) > coordinator.size
+
     for node in nodes:
+        node.hold = lambda: have_begun_the_second_epoch() and stopped.wait(240)
         node.start()
-    wait_for(lambda: sum(len(node.trained) for node in nodes) > coordinator.size)
+    wait_until(have_begun_the_second_epoch)
     coordinator.ask(op="stop")
+    stopped.set()
     assert finish(*nodes) == {"stop"}
     assert 1 <= len(complete_checkpoints(coordinator)) <= 2
     document = ObjectStore(coordinator.job["output_url"]).read_json(complete_checkpoints(coordinator)[-1])
@@ -117,8 +126,9 @@ def test_stopped_training_resumes_exactly_from_its_checkpoint(make_coordinator_p
 def test_killed_single_node_resumes_from_the_checkpoint_in_the_same_order(make_coordinator_process, make_node):
     coordinator = make_coordinator_process(epochs=2, shards=16, checkpoint_steps=6).start("--fresh")
     node = make_node(coordinator, step_s=0.01)
+    node.hold = lambda: complete_checkpoints(coordinator) and node.halt.set()
     node.start()
-    wait_for(lambda: complete_checkpoints(coordinator))
+    wait_until(lambda: complete_checkpoints(coordinator))
     node.kill()
     again = make_node(coordinator, step_s=0.002)
     assert again.reply.source == "checkpoint"
@@ -135,8 +145,9 @@ def test_killed_single_node_resumes_from_the_checkpoint_in_the_same_order(make_c
 def test_damaged_checkpoint_is_skipped(make_coordinator_process, make_node):
     coordinator = make_coordinator_process(epochs=2, shards=16, checkpoint_steps=6).start("--fresh")
     node = make_node(coordinator, step_s=0.01)
+    node.hold = lambda: len(complete_checkpoints(coordinator)) == 2 and node.halt.set()
     node.start()
-    wait_for(lambda: len(complete_checkpoints(coordinator)) == 2)
+    wait_until(lambda: len(complete_checkpoints(coordinator)) == 2)
     node.kill()
     client = NodeClient(coordinator.address, None, 0, folder=coordinator.folder / "x")
     try:

@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from running_training import QUICK, Running
+from running_training import Running
 from support import wait_until
 from tones import train, train_here, with_task
 
@@ -26,7 +26,7 @@ def speech(corpus, tmp_path):
 
 def make_job(corpus, speech, **changes):
     urls = {f"{name}_url": str(speech / name) for name in ("train", "valid")}
-    options = {"epochs": 3, "max_batch": 4, "max_unreadable": 0.3, "membership": QUICK}
+    options = {"epochs": 3, "max_batch": 4, "max_unreadable": 0.3, "membership": {"beat_s": 0.2}}
     return corpus.job(speech.parent / "run", **urls, **(options | changes))
 
 

@@ -17,7 +17,7 @@ EPOCHS = 3
 
 def make_job(corpus, folder, **changes):
     spec = corpus.spec("conformer", model=bare("conformer"))
-    return corpus.job(folder, spec=spec, **{"epochs": EPOCHS, "max_batch": 4, "membership": QUICK, **changes})
+    return corpus.job(folder, spec=spec, **{"epochs": EPOCHS, "max_batch": 4, "membership": {"beat_s": 0.2}, **changes})
 
 
 def trained_ids(folder):
@@ -103,7 +103,9 @@ def check_with_repetitions(job, trace, corpus):
 @pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "victim"), [(2, 1), (4, 2), (4, 0)])
 def test_killed_learner_loses_no_utterance(corpus, tmp_path, trace, nodes, victim):
-    job = make_job(corpus, tmp_path, strategy="adpsgd", nodes=nodes, max_batch=4 * nodes, checkpoint_steps=1000)
+    job = make_job(
+        corpus, tmp_path, strategy="adpsgd", nodes=nodes, max_batch=4 * nodes, checkpoint_steps=1000, membership=QUICK
+    )
     with Running(job, slow=12) as running:
         running.wait_for_epoch(1)
         send_signal(running.learner(victim), signal.SIGKILL)
@@ -113,7 +115,7 @@ def test_killed_learner_loses_no_utterance(corpus, tmp_path, trace, nodes, victi
 
 @pytest.mark.slow
 def test_killed_coordinator_loses_no_utterance(corpus, tmp_path, trace):
-    job = make_job(corpus, tmp_path, strategy="adpsgd", nodes=4, max_batch=16, checkpoint_steps=1000)
+    job = make_job(corpus, tmp_path, strategy="adpsgd", nodes=4, max_batch=16, checkpoint_steps=1000, membership=QUICK)
     with Running(job, slow=12) as running:
         running.wait_for_epoch(1)
         send_signal(running.processes("training.coordinator.server")[0], signal.SIGKILL)

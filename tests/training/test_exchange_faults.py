@@ -80,6 +80,11 @@ def spread(loops):
     return float((live - live.mean(0)).square().mean().sqrt())
 
 
+def fetched(exchange):
+    """A neighbour's weights; a neighbour that a busy machine has stopped for a moment is asked again."""
+    return wait_until(lambda: (weights := exchange.fetch(10)) is not None and [weights])[0]
+
+
 @pytest.fixture
 def ring(tmp_path):
     """Makes rings that end with the test."""
@@ -101,7 +106,7 @@ def ring(tmp_path):
 @pytest.mark.variants(1)
 def test_four_drifting_learners_stay_close_and_conserve_the_sum(ring, neighbours, wire):
     size = 20_000  # five chunks
-    exchanges = ring(4, size=size, neighbours=neighbours, wire=wire)
+    exchanges = ring(4, size=size, neighbours=neighbours, wire=wire, timeout_s=60.0)
     loops = [EmulatedTraining(n, exchange, size) for n, exchange in enumerate(exchanges)]
     distances, told = [], []
 
@@ -115,7 +120,7 @@ def test_four_drifting_learners_stay_close_and_conserve_the_sum(ring, neighbours
         distances.append(spread(loops))
         told.append([loop.exchange.stats().distance for loop in loops])
         if step % 3 == 2:  # on a busy machine, emulated steps would leave the exchanges behind
-            wait_until(lambda: all(now > then for now, then in zip(finished(), before, strict=True)), 20, 0.002)  # noqa: B023
+            wait_until(lambda: all(now > then for now, then in zip(finished(), before, strict=True)), every_s=0.002)  # noqa: B023
             before = finished()
     # without exchanges each would be at its own target: a spread of 1.1
     assert max(distances[50:]) < 0.4
@@ -132,7 +137,7 @@ def test_four_drifting_learners_stay_close_and_conserve_the_sum(ring, neighbours
 def test_stopped_peer_delays_no_other_and_late_answers_conserve_the_sum(ring):
     loops = [EmulatedTraining(n, exchange) for n, exchange in enumerate(ring(3))]
     wait_until(
-        lambda: [loop.work() for loop in loops] and all(loop.exchange.stats().answered for loop in loops), 20, 0.01
+        lambda: [loop.work() for loop in loops] and all(loop.exchange.stats().answered for loop in loops), every_s=0.01
     )
     os.kill(loops[1].exchange.pid, signal.SIGSTOP)
     try:
@@ -148,7 +153,7 @@ def test_stopped_peer_delays_no_other_and_late_answers_conserve_the_sum(ring):
             )
 
         wait_until(others_exchange, every_s=0.01)
-        assert loops[1].exchange.stats().silent_s > 0.2
+        wait_until(lambda: loops[1].exchange.stats().silent_s > 0.2)
         assert not loops[1].exchange.give(loops[1].live, 0)  # the slot is full, and nothing waits
     finally:
         os.kill(loops[1].exchange.pid, signal.SIGCONT)
@@ -163,7 +168,7 @@ def test_daemon_leaves_signals_to_its_training_process(ring, number):
     loops = [EmulatedTraining(n, exchange) for n, exchange in enumerate(ring(2))]
     os.kill(loops[1].exchange.pid, number)
     wait_until(
-        lambda: [loop.work() for loop in loops] and all(loop.exchange.stats().answered for loop in loops), 20, 0.01
+        lambda: [loop.work() for loop in loops] and all(loop.exchange.stats().answered for loop in loops), every_s=0.01
     )
     assert loops[1].exchange.alive()
 
@@ -171,7 +176,7 @@ def test_daemon_leaves_signals_to_its_training_process(ring, number):
 def test_killed_daemon_is_detected_by_its_learner_and_skipped_by_others(ring):
     loops = [EmulatedTraining(n, exchange) for n, exchange in enumerate(ring(3))]
     wait_until(
-        lambda: [loop.work() for loop in loops] and all(loop.exchange.stats().answered for loop in loops), 20, 0.01
+        lambda: [loop.work() for loop in loops] and all(loop.exchange.stats().answered for loop in loops), every_s=0.01
     )
     dead = loops.pop(1)
     os.kill(dead.exchange.pid, signal.SIGKILL)
@@ -207,8 +212,7 @@ def test_node_that_rejoins_with_a_new_incarnation_is_averaged_again(ring, tmp_pa
         members = (Member(0, "once-0", (exchanges[0].endpoint,)), Member(1, "twice-1", (with_new.endpoint,)))
         for exchange in (exchanges[0], with_new):
             exchange.set_view(View(3, members))
-        weights = with_new.fetch(10)
-        assert weights is not None
+        weights = fetched(with_new)
         loops[1] = EmulatedTraining(1, with_new)
         loops[1].live.copy_(weights)
         with_new.start(loops[1].live, 0)
@@ -227,7 +231,7 @@ def test_fetch_skips_a_stopped_neighbour_and_is_bounded(ring):
         wait_until(lambda: loop.exchange.give(loop.live, 0), every_s=0.01)  # noqa: B023
     os.kill(exchanges[1].pid, signal.SIGSTOP)
     try:
-        assert torch.equal(exchanges[0].fetch(10), loops[1].live)
+        assert torch.equal(fetched(exchanges[0]), loops[1].live)
         os.kill(exchanges[2].pid, signal.SIGSTOP)
         assert exchanges[0].fetch(1) is None
     finally:
@@ -285,7 +289,7 @@ def test_malformed_messages_are_ignored_and_mismatched_chunks_refused(ring):
             socket.send_multipart(parts)
         for header, body in misfits:
             socket.send_multipart([header.pack(), body])
-            assert socket.poll(10_000)
+            assert socket.poll(240_000)
             head, rest = socket.recv_multipart()
             assert unpack(head).status != OK
             assert rest == b""
@@ -337,7 +341,7 @@ folder = Path(sys.argv[1])
 exchange = build_exchange(ExchangeConfig(encrypt=False), ExchangeSetup(0, 0, 1000, None, folder))
 exchange.start(torch.zeros(1000), 0)
 (folder / "pid").write_text(str(exchange.pid))
-time.sleep(60)
+time.sleep(600)
 """
 
 

@@ -55,7 +55,7 @@ def check_that_the_sum_is_conserved(ring):
         assert all(s.bytes_sent <= MESSAGE * (s.initiated + s.answered) for s in stats)
         return all(s.finished and s.answered for s in stats)
 
-    wait_until(all_have_exchanged, 60, 0.01)
+    wait_until(all_have_exchanged, every_s=0.01)
 
     def conserved():
         ring.do("steps", 1, 0.0, False)
@@ -68,24 +68,24 @@ def check_that_a_stopped_learner_stops_no_other(ring):
     """Its late answers are averaged, too: the sum is conserved."""
     *others, last = ring.all
     total = ring.weights().sum(0)
-    wait_until(lambda: all(s.finished for s in ring.do("steps", 5, 0.0)), 60, 0.01)
+    wait_until(lambda: all(s.finished for s in ring.do("steps", 5, 0.0)), every_s=0.01)
     failed = sum(s.failed for s in ring.do("take", nodes=others))
     ring.processes[last].send_signal(signal.SIGSTOP)
-    wait_until(lambda: sum(s.failed for s in ring.do("steps", 20, 0.0, nodes=others)) > failed, 60, 0.01)
+    wait_until(lambda: sum(s.failed for s in ring.do("steps", 20, 0.0, nodes=others)) > failed, every_s=0.01)
     ring.processes[last].send_signal(signal.SIGCONT)
 
     def conserved():
         ring.do("steps", 1, 0.0, False)
         return torch.allclose(ring.weights().sum(0), total, rtol=0, atol=1e-3)
 
-    wait_until(conserved, 20, 0.05)
+    wait_until(conserved, every_s=0.05)
     before = [s.finished for s in ring.do("take")]
-    wait_until(lambda: all(s.finished > n for s, n in zip(ring.do("steps", 5, 0.0), before, strict=True)), 60, 0.01)
+    wait_until(lambda: all(s.finished > n for s, n in zip(ring.do("steps", 5, 0.0), before, strict=True)), every_s=0.01)
 
 
 def check_that_a_killed_learner_stops_no_other(ring):
     *others, last = ring.all
-    wait_until(lambda: all(s.finished for s in ring.do("steps", 10, 0.01)), 60, 0.01)
+    wait_until(lambda: all(s.finished for s in ring.do("steps", 10, 0.01)), every_s=0.01)
     for node in ring.all:
         ring.tell(node, "steps", 400, 0.01)
     time.sleep(0.2)
@@ -97,7 +97,7 @@ def check_that_a_killed_learner_stops_no_other(ring):
     def one_has_noticed():
         return sum(s.failed for s in ring.do("steps", 10, 0.01, nodes=others)) > failed
 
-    wait_until(one_has_noticed, 60, 0.01)
+    wait_until(one_has_noticed, every_s=0.01)
     before = [s.finished for s in ring.do("take", nodes=others)]
     ring.join(others, 2)
 
@@ -105,7 +105,7 @@ def check_that_a_killed_learner_stops_no_other(ring):
         stats = ring.do("steps", 10, 0.0, nodes=others)
         return all(s.finished > n for s, n in zip(stats, before, strict=True))
 
-    wait_until(go_on, 60, 0.01)
+    wait_until(go_on, every_s=0.01)
     assert torch.isfinite(ring.weights(others)).all()
 
 
@@ -119,13 +119,13 @@ def check_that_a_killed_learner_stops_no_other(ring):
 )
 @pytest.mark.variants(1)
 def test_learners_go_on_without_each_other_and_conserve_the_sum(check, count, tmp_path):
-    with peer_ring(count, "emulated", tmp_path) as ring:
+    with peer_ring(count, "emulated", tmp_path, timeout_s=0.5) as ring:
         check(ring)
 
 
 @pytest.mark.gpu
 def test_learners_on_a_gpu_go_on_without_each_other_and_conserve_the_sum(tmp_path):
-    with peer_ring(3, "cuda", tmp_path) as ring:
+    with peer_ring(3, "cuda", tmp_path, timeout_s=0.5) as ring:
         check_that_the_sum_is_conserved(ring)
         check_that_a_stopped_learner_stops_no_other(ring)
         check_that_a_killed_learner_stops_no_other(ring)
@@ -137,7 +137,7 @@ def test_weights_that_are_not_finite_do_not_spread(tmp_path):
         # the first weights, without the NaN, were given at the start
         ring.do("steps", 1, 0.0, False)
         ring.do("steps", 1, 0.0, False)
-        wait_until(lambda: all(s.skipped_nonfinite for s in ring.do("steps", 5, 0.0)), 60, 0.01)
+        wait_until(lambda: all(s.skipped_nonfinite for s in ring.do("steps", 5, 0.0)), every_s=0.01)
         mine, theirs = ring.weights()
         assert torch.isfinite(mine).all()
         assert torch.isnan(theirs).sum() == 1
@@ -340,7 +340,7 @@ def test_answers_are_released_after_they_were_read(ring):
     ring.join()
     ring.start()
     ring.loaded()
-    wait_until(lambda: ring.work() or all(s.finished > 20 for s in ring.stats()), 30, 0.002)
+    wait_until(lambda: ring.work() or all(s.finished > 20 for s in ring.stats()), every_s=0.002)
     ring.rest()
     for exchange in ring.exchanges:
         wait_until(lambda: not any(answer.number for answer in exchange._averager._answers), every_s=0.01)  # noqa: B023

@@ -204,7 +204,7 @@ def test_process_killed_while_it_loads_does_not_hang_the_learner(corpus, tmp_pat
         thread, loaded = in_a_thread(processes)
         wait_until(lambda: not processes.waiting, every_s=0.02)
         os.kill(pid, signal.SIGKILL)
-        thread.join(60)
+        thread.join(240)
     assert_equal(loaded[0], open_here(job)(np.arange(3), 0))
 
 
@@ -252,7 +252,7 @@ def test_closing_ends_all_processes_also_one_that_loads(corpus, tmp_path):
         thread, loaded = in_a_thread(busy)
         wait_until(lambda: not busy.waiting, every_s=0.02)
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-    thread.join(60)
+    thread.join(240)
     assert loaded
 
 

@@ -44,12 +44,12 @@ from training.node.rank import NodeSetup
 
 rank, size, folder, address = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 setup = NodeSetup(node=0, machine=rank, machines=size, coordinator=address, key_file=None, folder=folder)
-meeting = Rendezvous(setup, RankPlacement(rank, size, f"start of {rank}"), None, patience_s=60.0, ask_s=0.05)
+meeting = Rendezvous(setup, RankPlacement(rank, size, f"start of {rank}"), None, patience_s=240.0, ask_s=0.05)
 group = NodeGroup(rank, size, meeting.store, torch.device("cpu"))
 assert group.gather_text(f"I am {rank}") == [f"I am {number}" for number in range(size)]
 if rank == 1:
     meeting.wants_to_leave.set()
-assert meeting.leaving.wait(30)
+assert meeting.leaving.wait(240)
 group.all(True)
 meeting.close()
 group.close()
@@ -62,16 +62,22 @@ def test_machines_find_each_other_by_the_coordinator_and_leave_together(corpus, 
         run_ranks(LEARNER, 2, tmp_path, address)
 
 
+def why_alone(setup):
+    with pytest.raises(RendezvousError) as failure:
+        Rendezvous(setup, RankPlacement(0, 2, "alone"), None, patience_s=1.0)
+    return str(failure.value)
+
+
 def test_machine_of_an_incomplete_node_gives_up_with_the_reason(corpus, tmp_path, monkeypatch):
     for name in INTERFACES:
         monkeypatch.setenv(name, "lo")  # else this process would keep what is set here
     with serve_coordinator(machines_job(corpus, tmp_path)) as address:
         setup = NodeSetup(node=0, machine=0, machines=2, coordinator=address, key_file=None, folder=tmp_path)
-        with pytest.raises(RendezvousError, match=r"has waited 1 s for its machine\(s\) 1: start a process on each"):
-            Rendezvous(setup, RankPlacement(0, 2, "alone"), None, patience_s=1.0)
+        reason = "has waited 1 s for its machine(s) 1: start a process on each"
+        wait_until(lambda: reason in why_alone(setup))  # a busy coordinator may not answer within a second
         unknown = setup.model_copy(update={"node": 1})
         with pytest.raises(CoordinatorError, match="there is no machine 0 of node 1"):
-            Rendezvous(unknown, RankPlacement(0, 2, "alone"), None, patience_s=1.0)
+            Rendezvous(unknown, RankPlacement(0, 2, "alone"), None, patience_s=240.0)
 
 
 @pytest.mark.slow
@@ -192,7 +198,7 @@ def test_machines_in_separate_network_namespaces_train_together(corpus, tmp_path
             )
         try:
             run_training(job, tmp_path)
-            assert [node.wait(30) for node in nodes] == [0, 0]
+            assert [node.wait(240) for node in nodes] == [0, 0]
         finally:
             for node in nodes:
                 node.kill()

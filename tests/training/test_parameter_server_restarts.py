@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from emulated_nodes import ROOT, wait_for
+from emulated_nodes import ROOT
 from parameter_servers import ADAMW, ask_raw, client_of, gradients, network, raw_socket, service, serving
+from support import wait_until
 from tones import FEATURES, RATE, TINY
 
 from recognition.bundle import BundleSpec
@@ -106,7 +107,7 @@ class Process:
     def start(self, *more):
         self.process = subprocess.Popen(self.words(*more), cwd=ROOT, stderr=subprocess.DEVNULL)
         note = note_file(self.folder / "servers", self.number)
-        wait_for(lambda: note.exists() and json.loads(note.read_text())["pid"] == self.process.pid, 60)
+        wait_until(lambda: note.exists() and json.loads(note.read_text())["pid"] == self.process.pid)
         self.address = read_address(note)
 
     def kill(self):
@@ -124,7 +125,7 @@ def test_killed_server_resumes_at_its_address_with_saved_state(tmp_path):
         for process in processes:
             process.start("--fresh")
         addresses = [process.address for process in processes]
-        with client_of(addresses, patience_s=60, flat=flat) as client:
+        with client_of(addresses, patience_s=240, flat=flat) as client:
             client.init("s", flat.weights, {})
             begun = saved.stat().st_mtime_ns
             first, second = gradients(flat, 2)
@@ -132,12 +133,12 @@ def test_killed_server_resumes_at_its_address_with_saved_state(tmp_path):
             set_learning_rate(optimizer, 0.1)
             optimizer.step()
             client.push(first, [0, 0], 0.1)
-            wait_for(lambda: saved.stat().st_mtime_ns != begun, 30)
+            wait_until(lambda: saved.stat().st_mtime_ns != begun)
             processes[0].kill()
             with ThreadPoolExecutor(1) as pool:
                 pushed = pool.submit(client.push, second, [1, 1], 0.1)  # waits for the restarted one
                 processes[0].start()
-                assert pushed.result(60) == ([2, 2], 0.0)
+                assert pushed.result(240) == ([2, 2], 0.0)
             assert processes[0].address == addresses[0]
             flat.grads.copy_(second)
             optimizer.step()
@@ -177,22 +178,20 @@ def test_supervisor_starts_publishes_and_restarts_parameter_servers(corpus, tmp_
     supervisor = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL)
     note = tmp_path / "servers" / "server-1.json"
     try:
-        coordinator = wait_for(lambda: read_address(tmp_path / "coordinator.json"), 120)
+        coordinator = wait_until(lambda: read_address(tmp_path / "coordinator.json"))
         key = RingKey.load(tmp_path / "ring.key")
         with CoordinatorClient(coordinator, key) as client:
             addresses = client.request(JobRequest()).job["servers"]
         assert addresses == [read_address(note_file(tmp_path / "servers", number)) for number in range(2)]
-        with client_of(addresses, key=key, patience_s=60, flat=flat) as client:
+        with client_of(addresses, key=key, patience_s=240, flat=flat) as client:
             assert client.init("s", flat.weights, {})
             before = json.loads(note.read_text())
             os.kill(before["pid"], signal.SIGKILL)
-            after = wait_for(
-                lambda: (document := json.loads(note.read_text()))["pid"] != before["pid"] and document, 60
-            )
+            after = wait_until(lambda: (document := json.loads(note.read_text()))["pid"] != before["pid"] and document)
             assert after["address"] == before["address"]
             assert torch.equal(client.pull()[0], flat.weights)
         supervisor.terminate()
-        assert supervisor.wait(60) == STOPPED
+        assert supervisor.wait(240) == STOPPED
         assert not Path(f"/proc/{after['pid']}").exists()
     finally:
         supervisor.kill()

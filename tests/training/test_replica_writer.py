@@ -1,5 +1,6 @@
 """Objects that a node writes: each once, valid ones are not overwritten, and checkpoints are atomic."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -124,7 +125,8 @@ def test_checkpoint_waits_for_the_parts_of_all_ranks(make, monkeypatch):
         pauses.append(seconds)
         traced.output.write(other, data[other])
 
-    monkeypatch.setattr(replica_writer.time, "sleep", pause)
+    # not that of other threads, too
+    monkeypatch.setattr(replica_writer, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
     traced.leave(Wanted(checkpoint=1), 1, [])
     traced.close()
     assert pauses == [replica_writer.PAUSE_S]

@@ -1,6 +1,7 @@
 """A machine's figures: from /proc, left out if missing, and without blocking training."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 from support import wait_until
@@ -34,7 +35,7 @@ def test_figures_match_proc(tmp_path, monkeypatch):
 def test_network_traffic_is_a_rate_over_the_elapsed_time(tmp_path, monkeypatch):
     clock = iter([100.0, 104.0, 105.0])
     monkeypatch.setattr("psutil.PROCFS_PATH", str(tmp_path))
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("training.node.system_figures.time", SimpleNamespace(monotonic=lambda: next(clock)))
     proc(tmp_path, 100, 100)
     machine = Machine()
     (tmp_path / "net" / "dev").write_text(NET.replace("3000000", "11000000"))

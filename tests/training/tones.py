@@ -253,7 +253,7 @@ def serve_coordinator(job: TrainJob) -> Iterator[str]:
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    server = begun.result(20)
+    server = begun.result(240)
     try:
         yield str(read_address(folder / NOTE))
     finally:

@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from support import wait_until
 
 from speech.lm.processes import in_processes
 
@@ -39,15 +39,16 @@ def test_workers_end_with_a_killed_parent(tmp_path):
     (tmp_path / "orphans.py").write_text(ORPHANS)
     parent = subprocess.Popen([sys.executable, tmp_path / "orphans.py"], env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
-        deadline = time.monotonic() + 120
-        workers = []
-        while len([process for process in workers if "spawn_main" in " ".join(process.cmdline())]) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-            workers = psutil.Process(parent.pid).children(recursive=True)
-        time.sleep(1)
+        family = psutil.Process(parent.pid)
+
+        def workers():
+            children = family.children(recursive=True)
+            spawned = [process for process in children if "spawn_main" in " ".join(process.cmdline())]
+            return children if len(spawned) == 2 else None
+
+        begun = wait_until(workers)
         parent.send_signal(signal.SIGKILL)
-        _, alive = psutil.wait_procs(workers, timeout=120)
+        _, alive = psutil.wait_procs(begun, timeout=240)
         assert not alive
     finally:
         parent.kill()

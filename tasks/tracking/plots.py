@@ -44,7 +44,7 @@ def _curve(
 
 
 class _LogTicks(Locator):
-    """Ticks of a logarithmic axis: powers of ten, or 1, 2 and 5 times these, or, where few are in view, round numbers."""
+    """Ticks of a logarithmic axis: powers of ten, 1, 2 and 5 times these, or, where few are in view, round numbers."""
 
     def __call__(self) -> Any:
         """The ticks of the axis' present limits."""

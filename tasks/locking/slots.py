@@ -105,13 +105,13 @@ def waits_counted() -> Iterator[Waits]:
 
 
 @contextmanager
-def _counted() -> Iterator[None]:
-    """Count the time of the block as waiting."""
+def _counted(notice: "WaitNotice") -> Iterator[None]:
+    """Count the time of the block as waiting if it has waited for others: a busy server takes its time, too."""
     began = time.monotonic()
     try:
         yield
     finally:
-        if (waits := _counting.get()) is not None:
+        if (waits := _counting.get()) is not None and notice.others:
             waits.seconds += time.monotonic() - began
 
 
@@ -134,7 +134,7 @@ def machine_lock(
     notice = WaitNotice(what, say)
     with ExitStack() as stack:
         try:
-            with _counted():
+            with _counted(notice):
                 stack.enter_context(any_file_lock(paths, patience_s(config), holder=str(holder), on_wait=notice.wait))
         except LockTimeoutError as error:
             raise SlotTakenError(taken_text(what, notice.others)) from error
@@ -195,8 +195,9 @@ def shared_lock(
     if not _flow_api():
         yield None
         return
-    with _counted():
-        lease = _acquire(names, WaitNotice(what, say), patience_s(config), holder)
+    notice = WaitNotice(what, say)
+    with _counted(notice):
+        lease = _acquire(names, notice, patience_s(config), holder)
     try:
         yield lease
     finally:

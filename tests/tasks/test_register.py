@@ -76,7 +76,7 @@ def run_with_errors(wrong, tmp_path, **fields):
 def decode_by_quality(monkeypatch):
     """A champion recognizes as wrongly as its bundle says."""
 
-    def decode_with(run, bundle, name, decode, own=True, on_damage=None):
+    def decode_with(run, bundle, name, decode, own=True, on_progress=None, on_damage=None):
         rows = hypotheses(load_spec(bundle).provenance["wrong"])
         return [Decoded(**{field.name: row[field.name] for field in dataclasses.fields(Decoded)}) for row in rows]
 

@@ -1,6 +1,6 @@
 """Recognizes a set of shards: a hypothesis for every utterance."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -49,6 +49,8 @@ def decode_set(
     rows: Sequence[int] | None = None,
     batch_seconds: float = BATCH_SECONDS,
     processes: int = 1,
+    known: Mapping[int, Decoded] | None = None,
+    on_decoded: Callable[[dict[int, Decoded]], object] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     on_damage: Callable[[ShardError], object] | None = None,
 ) -> dict[int, Decoded]:
@@ -60,6 +62,9 @@ def decode_set(
         rows: Rows of the index; all by default.
         batch_seconds: Seconds of audio in a batch, padding included.
         processes: Processes for a slow search, as far as the set is worth them.
+        known: Hypotheses by row, of an interrupted call: batches of which all are known are not recognized again. The
+            others are the same batches as before, and so are their hypotheses.
+        on_decoded: Called with the hypotheses of each batch.
         on_progress: Called with the number of finished utterances and of all.
         on_damage: Called once for each damaged shard; may raise to stop. Without it the first damaged shard raises.
 
@@ -70,11 +75,15 @@ def decode_set(
         TooLargeError: If the device's memory does not hold a single utterance.
     """
     wanted = np.arange(len(dataset.index)) if rows is None else np.asarray(rows, dtype=np.int64)
-    decoded: dict[int, Decoded] = {}
-    with DecodingPool[Batch](recognizer, useful_processes(recognizer, processes, len(wanted))) as pool:
-        for part, hypotheses in pool.each(encode_set(recognizer, dataset, wanted, batch_seconds, on_damage)):
+    decoded = {row: known[row] for row in map(int, wanted) if row in known} if known else {}
+    with DecodingPool[Batch](recognizer, useful_processes(recognizer, processes, len(wanted) - len(decoded))) as pool:
+        encoded = encode_set(recognizer, dataset, wanted, batch_seconds, on_damage, frozenset(decoded))
+        for part, hypotheses in pool.each(encoded):
             texts = map(recognizer.spec.comparable, hypotheses)
-            decoded |= zip(map(int, part.rows), _decoded(part, hypotheses, texts, dataset), strict=True)
+            made = dict(zip(map(int, part.rows), _decoded(part, hypotheses, texts, dataset), strict=True))
+            decoded |= made
+            if on_decoded:
+                on_decoded(made)
             if on_progress:
                 on_progress(len(decoded), len(wanted))
     return dict(sorted(decoded.items()))
@@ -123,6 +132,7 @@ def encode_set(
     rows: NDArray[np.int64],
     batch_seconds: float = BATCH_SECONDS,
     on_damage: Callable[[ShardError], object] | None = None,
+    known: Collection[int] = (),
 ) -> Iterator[tuple[Batch, E]]:
     """Batches of some utterances with what the encoder gives for them, as far as the device's memory allows.
 
@@ -132,6 +142,8 @@ def encode_set(
         rows: Rows of its index.
         batch_seconds: As of `decode_set`.
         on_damage: As of `decode_set`.
+        known: Rows that need not be encoded if their whole batch is among them, or, where a recognizer adapts to
+            speakers, all of what it adapts to together.
     """
     portions = Portions()
     spoken = dataset.index.values("language") if recognizer.cfg.languages_given else None
@@ -143,9 +155,9 @@ def encode_set(
         return recognizer.encode(part.inputs, part.lengths, part.speakers, languages)
 
     if (adapter := recognizer.adapter) is not None:
-        batches = _adapted_batches(adapter, recognizer.together_s, dataset, rows, batch_seconds, on_damage)
+        batches = _adapted_batches(adapter, recognizer.together_s, dataset, rows, batch_seconds, on_damage, known)
     else:
-        batches = whole_batches(dataset, rows, batch_seconds, on_damage, recognizer.spec.min_seconds)
+        batches = whole_batches(dataset, rows, batch_seconds, on_damage, recognizer.spec.min_seconds, known)
     for batch in batches:
         yield from portions.each(batch, compute)
 
@@ -157,6 +169,7 @@ def _adapted_batches(
     rows: NDArray[np.int64],
     batch_seconds: float,
     on_damage: Callable[[ShardError], object] | None,
+    known: Collection[int],
 ) -> Iterator[Batch]:
     """Batches of speaker-adapted features, made from up to `together_s` seconds of a speaker's utterances at once."""
     speakers = dataset.index.values("speaker")
@@ -164,6 +177,8 @@ def _adapted_batches(
         own = rows[places]
         spans = (np.cumsum(dataset.durations[own]) // together_s).tolist()
         for part in by_speaker(spans).values():
+            if all(row in known for row in own[part].tolist()):
+                continue
             heard: list[Batch] = []
             feats = iter(adapter(_waves(whole_batches(dataset, own[part], batch_seconds, on_damage), heard)))
             for batch in heard:
@@ -185,6 +200,7 @@ def whole_batches(
     batch_seconds: float,
     on_damage: Callable[[ShardError], object] | None,
     min_seconds: float = 0.0,
+    known: Collection[int] = (),
 ) -> Iterator[Batch]:
     """Batches without the utterances of damaged shards; after each such shard, the rest is planned again.
 
@@ -194,14 +210,16 @@ def whole_batches(
         batch_seconds: Seconds that are computed for a batch at most, padding included.
         on_damage: As of `decode_set`.
         min_seconds: Seconds that are computed even for the shortest utterance.
+        known: Rows whose batches are left out, if all of a batch are among them.
     """
     shard_of = np.asarray(dataset.index.column("shard"))
     while True:
         seconds = dataset.durations[left].clip(min=min_seconds)
         plan = plan_epoch(seconds, batch_seconds=batch_seconds, max_batch=256)
+        planned = [left[rows] for rows in plan]
         given: list[NDArray[np.int64]] = []
         try:
-            for batch in read_ahead(dataset.batch, [left[rows] for rows in plan]):
+            for batch in read_ahead(dataset.batch, [b for b in planned if not all(row in known for row in b.tolist())]):
                 given.append(batch.rows)
                 yield batch
             return

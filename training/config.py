@@ -205,7 +205,7 @@ class TrainConfig(Configuration):
     checkpoint_keep: int = Field(default=2, ge=1)
     """Number of newest checkpoints to keep."""
     log_steps: int = Field(default=10, ge=1)
-    """Steps between lines in the journal."""
+    """Steps between lines in the journal; fewer where steps are so slow that half a minute passes before."""
     learner_metrics: Literal["auto", "always", "never"] = "auto"
     """Whether MLflow gets the figures of each learner besides those of the training as a whole; `auto` up to eight
     learners. The journal has them in any case."""

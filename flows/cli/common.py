@@ -198,7 +198,9 @@ def progress_bars(lines: bool = True) -> Iterator[None]:
             text = note if total > 0 else f"{note} {done:,.0f}"
             bars.update(shown[stage], completed=done, total=total or None, note=text)
             now = time.monotonic()
-            if not err.is_terminal and now - spoke.setdefault(stage, now) >= pauses.get(stage, _QUIET_S):
+            quiet = now - spoke.setdefault(stage, now) < pauses.get(stage, _QUIET_S)
+            finished = 0 < total <= done  # the stage's last line follows
+            if not (err.is_terminal or quiet or finished):
                 # first, since a note may end in another rate
                 tell(stage, f"{percent(done / total, 0)}{', ' if note else ''}{note}" if total > 0 else text)
 
@@ -208,7 +210,7 @@ def progress_bars(lines: bool = True) -> Iterator[None]:
                 if stage in pauses and now - spoke[stage] < pauses[stage]:
                     return
                 pauses[stage] = min(2 * pauses.get(stage, _QUIET_S), _QUIETEST_S)
-            spoke[stage] = now
+                spoke[stage] = now
             bars.console.print(f"{stage}: {text}", style="dim", markup=False, highlight=False, soft_wrap=True)
 
         def end(stage: str) -> None:

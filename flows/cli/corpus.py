@@ -1,11 +1,11 @@
 """`starling corpus`: lists corpus layouts, inspects corpora, and fetches public ones."""
 
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -15,9 +15,15 @@ from flows.cli import corpus_download
 from flows.cli.commands import CommandGroup
 from flows.cli.common import JsonOption, friendly, out, print_json, print_line
 from flows.cli.configs import complete_config_or_file, complete_path
-from flows.cli.found_corpus import HELP, corpus_data
+from flows.cli.found_corpus import HELP, corpus_and_seed
 from flows.cli.tables import print_table
 from tasks.figures import speakers_text
+
+if TYPE_CHECKING:
+    from storage.corpora import Utterance
+    from tasks.config.data import DataConfig
+    from tasks.dataset.sets import Unused
+    from tasks.stages.prepare import Checked
 
 app = CommandGroup("Inspect corpora, and fetch public ones.")
 
@@ -74,39 +80,91 @@ def inspect(
     """Read a corpus, check every utterance, and report what would be used and what would be quarantined."""
     from tasks.config.pipeline import worker_count
     from tasks.dataset.policies import DuplicatesConfig
-    from tasks.stages.prepare import Checked, check_all
+    from tasks.dataset.sets import Unused
+    from tasks.stages.prepare import Checked, check_all, leaves_out, unused_entries
     from tasks.stages.sources import left_out, open_source, select
 
-    data = corpus_data(path, kind).model_copy(update={"duplicates": DuplicatesConfig(fingerprint=False)})
+    data, seed = corpus_and_seed(path, kind)
+    data = data.model_copy(update={"duplicates": DuplicatesConfig(fingerprint=False)})
     readers = [open_source(source) for source in data.sources]
-    utterances = chain.from_iterable(map(select, range(len(readers)), data.sources, readers))
-    good: list[Checked] = []
+    numbers, unused = deque[int](), Unused()
+
+    def selected() -> Iterator[tuple[int, "Utterance"]]:
+        for number, (source, reader) in enumerate(zip(data.sources, readers, strict=True)):
+            for utterance in select(number, source, reader):
+                yield number, utterance
+
+    def offered() -> Iterator["Utterance"]:
+        for number, utterance in islice(selected(), limit or None):
+            if not leaves_out(number, data.sources[number], utterance, seed, unused):
+                numbers.append(number)
+                yield utterance
+
+    good: list[tuple[int, Checked]] = []
     reasons: Counter[str] = Counter()
     examples: dict[str, str] = {}
-    for result in check_all(islice(utterances, limit or None), data, worker_count(0)):
+    for result in check_all(offered(), data, worker_count(0)):
+        number = numbers.popleft()  # results are in the order of the utterances
         if isinstance(result, Checked):
-            good.append(result)
+            good.append((number, result))
         else:
             reasons[result.reason] += 1
             examples.setdefault(result.reason, f"{result.id}: {result.detail}")
     for name, reason, detail in chain.from_iterable(reader.problems for reader in readers):
         reasons[reason] += 1
         examples.setdefault(reason, f"{name}: {detail}")
+    used, undivided = leave_out(good, data, seed, unused)
     kinds = ", ".join(dict.fromkeys(source.kind for source in data.sources))
-    report = describe(kinds, good, reasons) | {"examples": examples} | left_out(readers)
+    report = describe(kinds, used, reasons, unused.total()) | {"examples": examples} | left_out(readers)
+    report |= {"unused": unused_entries(data, unused), "undivided": unused_entries(data, undivided)}
     if json_output:
         print_json(report)
         return
     print_inspected(path, report)
 
 
-def describe(kind: str, good: list[Any], reasons: Counter[str]) -> dict[str, Any]:
+def leave_out(
+    good: "list[tuple[int, Checked]]", data: "DataConfig", seed: int, unused: "Unused"
+) -> "tuple[list[Checked], Unused]":
+    """Leave out the training utterances that `min_confidence` or `share` of their source keep out.
+
+    Args:
+        good: Usable utterances, each with the position of its source.
+        data: The sources.
+        seed: Seed of the shares.
+        unused: Gets the numbers of those that are left out.
+
+    Returns:
+        The others, and the numbers of those among them that are left out, too, if they become training utterances when
+        a run divides what has no set, or takes a validation set from the corpus' own training set.
+    """
+    from tasks.dataset.sets import VALID, Unused, kept_out_by
+    from tasks.dataset.splits import TRAIN
+
+    parts = {checked.utterance.split or "" for _, checked in good}
+    divided = {""} if "" in parts or VALID in parts or not data.valid_share else {"", TRAIN}
+    used, undivided = list[Any](), Unused()
+    for number, checked in good:
+        utterance, source = checked.utterance, data.sources[number]
+        part = utterance.split or ""
+        field = kept_out_by(source, utterance.id, utterance.confidence, seed) if part in ("", TRAIN) else ""
+        if field and (part not in divided or source.set == TRAIN):
+            unused[number, field] += 1
+            continue
+        used.append(checked)
+        if field:
+            undivided[number, field] += 1
+    return used, undivided
+
+
+def describe(kind: str, good: list[Any], reasons: Counter[str], unused: int = 0) -> dict[str, Any]:
     """Statistics of a corpus, as a whole and by set.
 
     Args:
         kind: Layout.
-        good: Usable utterances (`Checked`).
+        good: Utterances that are used (`Checked`).
         reasons: Number of entries that cannot be used, by reason.
+        unused: Number of training utterances that their source leaves out.
     """
     refused = sum(reasons.values())
     sets: dict[str, list[Any]] = {}
@@ -114,7 +172,7 @@ def describe(kind: str, good: list[Any], reasons: Counter[str]) -> dict[str, Any
         sets.setdefault(entry.utterance.split or "", []).append(entry)
     return {
         "kind": kind,
-        "read": len(good) + refused,
+        "read": len(good) + refused + unused,
         "written": len(good),
         "quarantined": refused,
         "reasons": dict(reasons),

@@ -18,6 +18,11 @@ HELP = (
 
 
 def corpus_data(path: Path, kind: str = "", *, language: str = "en", sets: bool = True) -> "DataConfig":
+    """The corpus of `corpus_and_seed`."""
+    return corpus_and_seed(path, kind, language=language, sets=sets)[0]
+
+
+def corpus_and_seed(path: Path, kind: str = "", *, language: str = "en", sets: bool = True) -> "tuple[DataConfig, int]":
     """The sources of a corpus, as `starling init` finds them, or of a configuration, with its rules for the data.
 
     What was taken for what is printed on standard error, unless the corpus is one source without other column names.
@@ -27,6 +32,10 @@ def corpus_data(path: Path, kind: str = "", *, language: str = "en", sets: bool 
         kind: Layout of the corpus; detected if it is empty or "auto".
         language: Language of its transcripts.
         sets: Whether the parts of the corpus are to be told apart.
+
+    Returns:
+        The sources, and the seed with which a run would draw from them; without a configuration there is nothing to
+        draw, and it is 1, the default.
 
     Raises:
         CorpusError: If there is nothing that can be used.
@@ -43,7 +52,8 @@ def corpus_data(path: Path, kind: str = "", *, language: str = "en", sets: bool 
     if path.suffix in YAML_SUFFIXES and not path.is_dir():
         if kind not in ("", "auto") or language != "en":
             raise ValueError(f"{path} gives the kind and language of its sources: remove --kind and --language")
-        return load_config(path).data
+        config = load_config(path)
+        return config.data, config.seed
     corpus = find_corpus(path, kind, sets=sets)
     if len(corpus.sources) > 1 or any(
         source.path != path or source.columns or source.where for source in corpus.sources
@@ -53,4 +63,4 @@ def corpus_data(path: Path, kind: str = "", *, language: str = "en", sets: bool 
                 print_line(f"found: {source.description()}")
             if corpus.warning:
                 print_line(f"warning: {corpus.warning}")
-    return DataConfig(sources=tuple(source.config(language) for source in corpus.sources))
+    return DataConfig(sources=tuple(source.config(language) for source in corpus.sources)), 1

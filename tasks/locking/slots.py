@@ -13,6 +13,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +83,38 @@ def output_lock_name(url: str) -> str:
     return lock_name(stage, key, hashlib.sha256(url.encode()).hexdigest()[:8])
 
 
+@dataclass
+class Waits:
+    """How long a block has waited for locks."""
+
+    seconds: float = 0.0
+
+
+_counting: ContextVar[Waits | None] = ContextVar("counting", default=None)
+
+
+@contextmanager
+def waits_counted() -> Iterator[Waits]:
+    """Count how long the block waits for locks of this machine and for those between machines."""
+    waits = Waits()
+    before = _counting.set(waits)
+    try:
+        yield waits
+    finally:
+        _counting.reset(before)
+
+
+@contextmanager
+def _counted(notice: "WaitNotice") -> Iterator[None]:
+    """Count the time of the block as waiting if it has waited for others: a busy server takes its time, too."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        if (waits := _counting.get()) is not None and notice.others:
+            waits.seconds += time.monotonic() - began
+
+
 @contextmanager
 def machine_lock(
     paths: list[Path], what: str, config: SlotsConfig, holder: LockOwner, say: Say | None = None
@@ -100,7 +134,8 @@ def machine_lock(
     notice = WaitNotice(what, say)
     with ExitStack() as stack:
         try:
-            stack.enter_context(any_file_lock(paths, patience_s(config), holder=str(holder), on_wait=notice.wait))
+            with _counted(notice):
+                stack.enter_context(any_file_lock(paths, patience_s(config), holder=str(holder), on_wait=notice.wait))
         except LockTimeoutError as error:
             raise SlotTakenError(taken_text(what, notice.others)) from error
         yield
@@ -160,7 +195,9 @@ def shared_lock(
     if not _flow_api():
         yield None
         return
-    lease = _acquire(names, WaitNotice(what, say), patience_s(config), holder)
+    notice = WaitNotice(what, say)
+    with _counted(notice):
+        lease = _acquire(names, notice, patience_s(config), holder)
     try:
         yield lease
     finally:

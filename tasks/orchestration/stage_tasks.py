@@ -29,6 +29,7 @@ from tasks.stages.prepare import PREPARE
 from tasks.stages.runner import check_runner
 from tasks.stages.train import TRAIN
 
+_log = logging.getLogger(__name__)
 _runs: dict[str, Run] = {}
 
 
@@ -82,14 +83,23 @@ def _call(stage: Stage[Any]) -> Any:
     return call
 
 
-def _tell_sets(run: Run, logger: Any) -> None:
-    """Log the size of each set and duplicates, and warn about shared speakers and recordings, before training."""
-    record = run.result("prepare").record
-    logger.info("sets: %s", sets_text(record))
-    if record["duplicates"]:
-        logger.info("duplicates: %s", " ".join(doubles_of(record, run.config.data)))
-    for warning in data_warnings(record, run.config.data):
-        logger.warning(warning)
+def _tell_sets(run: Run, logger: Any = None) -> None:
+    """Tell the size of each set and duplicates, and warn about shared speakers and recordings, before training.
+
+    Args:
+        run: A run whose data sets are known.
+        logger: Of its Prefect task, which has all of this; without one, warnings are logged if nobody follows lines.
+    """
+    record, data = run.result("prepare").record, run.config.data
+    if logger is not None:
+        logger.info("sets: %s", sets_text(record))
+        if record["duplicates"]:
+            logger.info("duplicates: %s", " ".join(doubles_of(record, data)))
+    for warning in data_warnings(record, data):
+        if logger is not None or not progress.followed():
+            (logger or _log).warning(warning)
+        if run.trial is None and data.fold <= 1:  # all trials and folds have the same speech
+            progress.announce(PREPARE.name, f"warning: {warning}")
 
 
 def stage_task(stage: Stage[Any]) -> Callable[[str], Any]:
@@ -133,5 +143,5 @@ def run_plainly(run: Run, until: str = "report", stages: Sequence[str] | None = 
     for name in names:
         get_stage(name).execute(run)
         if name == PREPARE.name:
-            _tell_sets(run, logging.getLogger(__name__))
+            _tell_sets(run)
             check_names(run)

@@ -23,7 +23,7 @@ from tasks.config.credentials import export_credentials
 from tasks.config.home import home, objects_url, own_disks_named
 from tasks.config.pipeline import PipelineConfig, RunnerConfig
 from tasks.locking.lock_owner import LockOwner
-from tasks.locking.slots import Say, machine_lock, output_lock_name, run_log, shared_lock
+from tasks.locking.slots import Say, machine_lock, output_lock_name, run_log, shared_lock, waits_counted
 from tasks.stages import progress
 from training.processes.logs import fields
 
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from tasks.stages.paused import TrialPart
 
 LOCK_WAIT_S = 12 * 3600.0
-_RARE = ("unalignable",)
+_WORTH_SAYING_S = 1.0
+"""Shorter waiting for other runs is not mentioned: a lock that is free takes milliseconds."""
+_RARE = ("unalignable", "repeated")
 """Counts that are left out of a line if they are 0, as nearly always."""
 
 
@@ -80,13 +82,15 @@ class StageResult:
     url: str
     """Where the output is."""
     seconds: float
-    """Duration of this execution in seconds."""
+    """Duration of this execution in seconds, without what it waited for others."""
     cached: bool
     """Whether the output existed before."""
     counts: dict[str, int]
     """Counts of what the stage processed."""
     record: dict[str, Any]
     """The stage's record, as published."""
+    waited_s: float = 0.0
+    """Seconds that it waited for other runs: for one that makes the same output, or for a place in a pool of GPUs."""
 
     @property
     def store(self) -> ObjectStore:
@@ -101,7 +105,9 @@ class StageResult:
     @property
     def line(self) -> str:
         """Counts and duration in one line."""
-        return f"{counts_text(self.counts)} ({'cached' if self.cached else f'{self.seconds:.1f} s'})"
+        took = "cached" if self.cached else f"{self.seconds:.1f} s"
+        waited = f", after waiting {self.waited_s:.0f} s" if self.waited_s >= _WORTH_SAYING_S else ""
+        return f"{counts_text(self.counts)} ({took}{waited})"
 
     @property
     def markdown(self) -> str:
@@ -111,6 +117,11 @@ class StageResult:
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
         return asdict(self)
+
+
+def repeated_text(count: int) -> str:
+    """What it means that a training has repeated utterances: their node was lost, or too slow to be heard of."""
+    return f"{counted(count, 'utterance')} repeated after a node was lost"
 
 
 def counts_text(counts: dict[str, Any]) -> str:
@@ -124,6 +135,8 @@ def counts_text(counts: dict[str, Any]) -> str:
 
 
 def _count_text(name: str, value: Any) -> str:
+    if name == "repeated":  # by the stage train
+        return repeated_text(value)
     if value == 1 and name.endswith("s"):
         name = f"{name[:-3]}y" if name.endswith("ies") else name[:-1]
     return f"{value:,} {name}"
@@ -317,7 +330,7 @@ class Stage(Generic[RecordT]):
         # one process at a time makes an output; the others wait and then use it
         say = partial(progress.announce, self.name)
         lock = machine_lock([lock_path(self.name, output.key)], what, slots, run.holder, say)
-        with fields(run=run.run_id, stage=self.name), lock:
+        with waits_counted() as waits, fields(run=run.run_id, stage=self.name), lock:
             record = self._made(run, output)
             cached = record is not None
             if not cached:
@@ -333,10 +346,11 @@ class Stage(Generic[RecordT]):
             name=self.name,
             key=output.key,
             url=output.store.url,
-            seconds=time.monotonic() - started,
+            seconds=time.monotonic() - started - waits.seconds,
             cached=cached,
             counts=record.get("counts", {}),
             record=record,
+            waited_s=waits.seconds,
         )
         run.results[self.name] = result
         progress.end(self.name)  # first, so that what follows is none of the many lines of a running stage

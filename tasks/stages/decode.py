@@ -1,14 +1,17 @@
 """Stage decode: hypotheses of the test sets, as NIST trn and as Parquet.
 
 Workers other than this process's threads decode pieces of a set: some shards, or a speaker, where the system recognizes
-all utterances of a speaker together. After a kill, pieces that are done are not repeated.
+all utterances of a speaker together. After an interruption or a kill, pieces that are done are not repeated, nor are
+the batches that this process has decoded itself.
 """
 
 import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NotRequired
 
@@ -30,7 +33,7 @@ from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard, ShardQuarantine
 from storage.reading import ShardError
-from storage.stages import StageOutput
+from storage.stages import StageOutput, digest_json
 from tasks.config.home import home
 from tasks.config.pipeline import RunnerConfig
 from tasks.dataset.sets import VALID
@@ -49,6 +52,10 @@ from tasks.stages.train import TRAIN
 from tasks.stages.tuning import figures, tune_on_validation, tuned_inputs, tuned_text
 
 _WORK = "work"
+_KEEP_S = 5.0
+"""Seconds of decoding that are lost at most when the process is killed, besides a batch."""
+Row = list[Any]
+"""Of an utterance: its row in the index, and hypothesis, score and confidence."""
 Answer = dict[str, Any]
 """Of a piece. `rows`: for each utterance its row, and hypothesis, score and confidence; `damaged`: shards that could
 not be read, with the reason."""
@@ -66,7 +73,9 @@ def decode_with(
     name: str,
     decode: DecodeConfig,
     own: bool = True,
+    on_progress: Callable[[int, int], None] | None = None,
     on_damage: Callable[[ShardError], object] | None = None,
+    kept: "KeptHypotheses | None" = None,
 ) -> list[Decoded]:
     """Hypotheses of one set by a model, in this process.
 
@@ -76,21 +85,74 @@ def decode_with(
         name: The set.
         decode: Decoding parameters.
         own: Whether it is this run's model; others read audio, since they may need other features than the stored ones.
+        on_progress: Called with the number of finished utterances and of all.
         on_damage: Called with the error of each damaged shard, whose utterances are skipped; without it, the first
             damaged shard raises.
+        kept: Hypotheses of an interrupted attempt, to which these are added.
     """
     same_features = own or load_spec(bundle).features == run.config.features.model_copy(update={"stored": False})
     speakers = FEATURES.record(run)["speakers"] if same_features else {}
     recognizer = Recognizer.load(bundle, decode, str(best_device(run.config.train.device)), _stats(speakers))
     url = set_url(run, name, recognition=True) if own else run.result("shard").store.child(name).url
-    decoded = decode_set(
+    dataset = open_set(url, recognizer.spec.sample_rate, run.cache_folder)
+    decode_all = partial(
+        decode_set,
         recognizer,
-        open_set(url, recognizer.spec.sample_rate, run.cache_folder),
-        on_progress=lambda done, total: progress.report("decode", done, total, name),
+        dataset,
+        on_progress=on_progress,
         on_damage=on_damage,
         processes=run.runner.count,
     )
-    return list(decoded.values())
+    if kept is None:
+        return list(decode_all().values())
+    with kept:
+        return list(decode_all(known=kept.read(dataset.index), on_decoded=kept.add).values())
+
+
+class KeptHypotheses(AbstractContextManager["KeptHypotheses"]):
+    """Hypotheses of a set that are kept while it is decoded, in case that the stage is interrupted.
+
+    They are written every few seconds, and when the block ends.
+
+    Args:
+        store: Where they are kept.
+        name: The set.
+        decode: Decoding parameters; hypotheses of others are ignored.
+    """
+
+    def __init__(self, store: ObjectStore, name: str, decode: DecodeConfig) -> None:
+        self._store, self._folder = store, f"decoded-{name}"
+        self._decode = digest_json(decode.model_dump(mode="json"))
+        self._new: list[Row] = []
+        self._count = 0
+        self._written_at = time.monotonic()
+
+    def read(self, index: ShardIndex) -> dict[int, Decoded]:
+        """Those of an interrupted attempt, by row of the set's index."""
+        known: dict[int, Decoded] = {}
+        names = self._store.list(self._folder)
+        for name in names:
+            kept = self._store.read_json(name)
+            if kept.get("decode") == self._decode:
+                known |= {row: _joined(index.row(row), *values) for row, values in kept["rows"]}
+        self._count = len(names)
+        return known
+
+    def add(self, decoded: Mapping[int, Decoded]) -> None:
+        """Keep some more."""
+        self._new += [[row, [entry.hyp, entry.score, entry.confidence]] for row, entry in decoded.items()]
+        if time.monotonic() - self._written_at >= _KEEP_S:
+            self._write()
+
+    def _write(self) -> None:
+        if self._new:
+            document = {"decode": self._decode, "rows": self._new}
+            self._store.write_json(f"{self._folder}/batches-{self._count:06d}.json", document)
+            self._new, self._count = [], self._count + 1
+        self._written_at = time.monotonic()
+
+    def __exit__(self, *failure: object) -> None:
+        self._write()
 
 
 def _stats(speakers: Mapping[str, Any]) -> dict[str, CmvnStats]:
@@ -156,10 +218,14 @@ def _work(run: Run, output: StageOutput) -> DecodeRecord:
             record["tuning"] = tune_on_validation(run, bundle)
             chosen = record["tuning"]["chosen"]
         decode = run.config.decoder.model_copy(update=chosen)
-        for name in scored_sets(run):
+        sizes = {
+            name: len(ShardIndex.read(ObjectStore(set_url(run, name, recognition=True)))) for name in record["sets"]
+        }
+        parts = progress.Parts("decode", sizes)
+        for name in record["sets"]:
             quarantine = set_quarantine(run, name, output.store)
             started = time.monotonic()
-            decoded = _decode(run, output, bundle, name, decode, quarantine)
+            decoded = _decode(run, output, bundle, name, decode, quarantine, partial(parts.report, name))
             if not resumed:
                 speed[name] = {"seconds": time.monotonic() - started, "audio": sum(entry.duration for entry in decoded)}
             damaged += quarantine.entries()
@@ -170,7 +236,13 @@ def _work(run: Run, output: StageOutput) -> DecodeRecord:
 
 
 def _decode(
-    run: Run, output: StageOutput, bundle: Path, name: str, decode: DecodeConfig, quarantine: ShardQuarantine
+    run: Run,
+    output: StageOutput,
+    bundle: Path,
+    name: str,
+    decode: DecodeConfig,
+    quarantine: ShardQuarantine,
+    on_progress: Callable[[int, int], None],
 ) -> list[Decoded]:
     """Decode a set: in this process if the model is not the run's own, or the workers are its threads; else in workers.
 
@@ -183,11 +255,14 @@ def _decode(
         name: The set.
         decode: Decoding parameters, without the files that stages make.
         quarantine: Takes damaged shards.
+        on_progress: Called with the number of finished utterances and of all.
     """
     source, by_speaker = stage_files(run), run.config.system.by_speaker(run.config.features)
     if run.bundle is not None or (run.runner.local and not by_speaker):
         whole = with_stage_files(decode, source)
-        return decode_with(run, bundle, name, whole, own=run.bundle is None, on_damage=quarantine.add)
+        kept = KeptHypotheses(output.store.child(_WORK), name, decode)
+        own = run.bundle is None
+        return decode_with(run, bundle, name, whole, own, on_progress, quarantine.add, kept)
     index = ShardIndex.read(ObjectStore(set_url(run, name, recognition=True)))
     work = output.store.child(_WORK)
     common = {
@@ -207,7 +282,7 @@ def _decode(
         decoded |= {row: _joined(index.row(row), *values) for row, values in answer["rows"]}
         for shard, reason in answer["damaged"]:
             quarantine.add(ShardError(reason, records[shard], reason))
-        progress.report("decode", len(decoded), len(index), name)
+        on_progress(len(decoded), len(index))
     return [decoded[row] for row in sorted(decoded)]
 
 

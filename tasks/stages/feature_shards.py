@@ -4,7 +4,7 @@ Networks read them as any shards; GMM-HMMs read them utterance by utterance, whe
 """
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -159,7 +159,7 @@ def _pieces(run: Run, source: ObjectStore, target: ObjectStore, index: ShardInde
 
 
 def features_of_set(
-    run: Run, name: str, source: ObjectStore, target: ObjectStore, stage: str = "features"
+    run: Run, name: str, source: ObjectStore, target: ObjectStore, on_progress: Callable[[int, int], None]
 ) -> tuple[SpeakerStats, ShardIndex | None, int, list[QuarantinedShard]]:
     """Compute statistics, and stored features if configured, of one set.
 
@@ -168,7 +168,7 @@ def features_of_set(
         name: The set.
         source: Store of its audio shards.
         target: Store for the output.
-        stage: The stage that reports progress.
+        on_progress: Called with the number of finished shards and of all.
 
     Returns:
         Statistics by speaker, the feature index (None unless features are stored), the number of frames that the
@@ -181,7 +181,7 @@ def features_of_set(
     done = 0
     for made in map_pieces(run.runner, "tasks.stages.feature_shards:features_piece", pieces, f"features {name}"):
         done += made
-        progress.report(stage, done, len(index.shards), f"features of {name}" if stage != "features" else name)
+        on_progress(done, len(index.shards))
     lost = damaged.entries()
     names = {entry.shard for entry in lost}
     whole = [number for number, shard in enumerate(index.shards) if shard.name not in names]
@@ -305,7 +305,12 @@ def compute_features(
     """
     own = replace(run, config=run.config.model_copy(update={"features": cfg.model_copy(update={"stored": True})}))
     folder = train_folder(run.config.data) if name == TRAIN else name
-    stats, _, _, damaged = features_of_set(own, folder, run.result("shard").store.child(folder), target, stage)
+    source = run.result("shard").store.child(folder)
+
+    def on_progress(done: int, total: int) -> None:
+        progress.report(stage, done, total, f"features of {folder}")
+
+    stats, _, _, damaged = features_of_set(own, folder, source, target, on_progress)
     speakers = {who: value.to_dict() for who, value in sorted(stats.items())}
     target.write_json(_NORMALIZATION, {"floor": cfg.cmvn_floor, "speakers": speakers})
     return FeatureSet(target.url), damaged

@@ -4,6 +4,7 @@ Features are computed on the fly on the training device unless `features.stored`
 training set (`cmvn: global`), or of every speaker of every set (`cmvn: speaker`).
 """
 
+from functools import partial
 from typing import Any
 
 from configurable.addresses import address_content
@@ -12,6 +13,7 @@ from speech.features.cmvn import CmvnStats
 from storage.quarantine import QuarantinedShard
 from storage.stages import StageOutput
 from tasks.dataset.sets import fold_name, is_trained
+from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.feature_shards import features_of_set
 from tasks.stages.folds import union_name, write_unions
@@ -62,8 +64,12 @@ def _work(run: Run, output: StageOutput) -> FeaturesRecord:
     global_stats: dict[str, CmvnStats] = {}
     frames = 0
     damaged: list[QuarantinedShard] = []
-    for name in _needed(cfg, sorted(SHARD.record(run)["sets"])):
-        stats, index, count, bad = features_of_set(run, name, shards.child(name), output.store.child(name))
+    sharded = SHARD.record(run)["sets"]
+    needed = _needed(cfg, sorted(sharded))
+    parts = progress.Parts("features", {name: sharded[name]["utterances"] for name in needed})
+    for name in needed:
+        on_progress = partial(parts.report, name)
+        stats, index, count, bad = features_of_set(run, name, shards.child(name), output.store.child(name), on_progress)
         frames += count
         damaged += bad
         if is_trained(name) and cfg.cmvn == "global":

@@ -64,7 +64,7 @@ from tasks.dataset.sets import (
     leave_out,
     source_numbers,
 )
-from tasks.dataset.sources import is_name
+from tasks.dataset.sources import SourceConfig, is_name
 from tasks.dataset.speakers import SetSpeakers, set_rows
 from tasks.dataset.splits import TRAIN
 from tasks.dataset.tables import TableWriter
@@ -205,12 +205,28 @@ def _inputs(run: Run) -> Inputs:
     return config, {f"source-{i}": reader.fingerprint() for i, reader in enumerate(readers)}
 
 
+def leaves_out(number: int, source: SourceConfig, utterance: Utterance, seed: int, left: Unused) -> bool:
+    """Whether a source leaves an utterance out whatever sets there are; then it is counted, and not even decoded.
+
+    Those of a source without `set` may become validation or test data: `leave_out` decides once there are sets.
+
+    Args:
+        number: The source's position in `data.sources`.
+        source: The source.
+        utterance: One that it selects.
+        seed: Seed of the shares.
+        left: Numbers of training utterances that are left out.
+    """
+    field = kept_out_by(source, utterance.id, utterance.confidence, seed) if source.set == TRAIN else ""
+    if field:
+        left[number, field] += 1
+    return bool(field)
+
+
 def _read_sources(
     run: Run, refused: Quarantine, numbers: deque[int], readers: list[CorpusReader], left: Unused
 ) -> Iterator[Utterance]:
     """Utterances of all sources; appends the position of each utterance's source to `numbers`, and finished readers.
-
-    Training utterances that their source leaves out are counted in `left`, and not even decoded.
 
     Raises:
         StageError: If a source selects nothing.
@@ -220,13 +236,9 @@ def _read_sources(
         selected = False
         for utterance in select(number, source, reader):
             selected = True
-            # others may become validation or test data
-            field = kept_out_by(source, utterance.id, utterance.confidence, run.config.seed)
-            if source.set == TRAIN and field:
-                left[number, field] += 1
-                continue
-            numbers.append(number)
-            yield utterance
+            if not leaves_out(number, source, utterance, run.config.seed, left):
+                numbers.append(number)
+                yield utterance
         if not selected and not reader.problems:
             raise StageError(selects_nothing(number, source))
         readers.append(reader)
@@ -365,7 +377,7 @@ def _prepare(run: Run, output: StageOutput, folder: Path) -> PrepareRecord:
         "shared_speakers": speakers.record(),
         "text": text,
         **passed,
-        **({"unused": _unused(data, left)} if left else {}),
+        **({"unused": unused_entries(data, left)} if left else {}),
         **about,
     }
     return cast("PrepareRecord", record)
@@ -377,7 +389,7 @@ def _counts(written: int, quarantined: int, left: int) -> dict[str, int]:
     return counts | ({"unused": left} if left else {})
 
 
-def _unused(data: DataConfig, left: Unused) -> list[dict[str, Any]]:
+def unused_entries(data: DataConfig, left: Unused) -> list[dict[str, Any]]:
     """Training utterances that are left out, by source and by its field that leaves them out."""
     return [
         {"source": number, "field": field, "value": getattr(data.sources[number], field), "utterances": count}

@@ -5,8 +5,9 @@ stage, one for each epoch of a training, and one for each of a GMM-HMM's trainin
 what shows its progress can be removed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from itertools import accumulate
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -86,3 +87,21 @@ def report(stage: str, done: float, total: float, note: str = "") -> None:
     """Report a stage's progress to every listener."""
     for sink in list(_sinks):
         sink(stage, done, total, note)
+
+
+class Parts:
+    """Progress of a stage that works on one set after another, as a share of all of them.
+
+    Args:
+        stage: The stage.
+        sizes: How much each set is of the whole, in order, such as its number of utterances.
+    """
+
+    def __init__(self, stage: str, sizes: Mapping[str, float]) -> None:
+        self._stage, self._sizes = stage, dict(sizes)
+        self._before = dict(zip(sizes, accumulate(sizes.values(), initial=0.0), strict=False))
+
+    def report(self, name: str, done: float, total: float) -> None:
+        """Report how much of a set is done."""
+        size = self._sizes[name]
+        report(self._stage, self._before[name] + size * done / max(total, 1), sum(self._sizes.values()), name)

@@ -63,6 +63,7 @@ def left_out_lines(record: dict[str, Any]) -> list[str]:
         record: As `tasks.stages.sources.left_out` returns it, or a stage's record with its fields.
     """
     lines = [_unused_line(**entry) for entry in record.get("unused", ())]
+    lines += [_undivided_line(**entry) for entry in record.get("undivided", ())]
     if tags := record.get("tags"):
         named = ", ".join(f"{count:,} {tag}" for tag, count in islice(tags.items(), _TAGS))
         more = f" and {len(tags) - _TAGS} more kinds" if len(tags) > _TAGS else ""
@@ -75,8 +76,22 @@ def left_out_lines(record: dict[str, Any]) -> list[str]:
 
 
 def _unused_line(source: int, field: str, value: float, utterances: int) -> str:
-    why = f"have a confidence below {value:g}" if field == "min_confidence" else f"are not in its share of {value:g}"
-    return f"unused: {counted(utterances, 'training utterance')} of data.sources.{source} {why}"
+    what = counted(utterances, "training utterance")
+    return f"unused: {what} of data.sources.{source} {_kept_out(field, value, utterances)}"
+
+
+def _undivided_line(source: int, field: str, value: float, utterances: int) -> str:
+    what = counted(utterances, "utterance")
+    return (
+        f"{what} of data.sources.{source} {_kept_out(field, value, utterances)}: a run leaves out those that its "
+        "division puts into the training set"
+    )
+
+
+def _kept_out(field: str, value: float, utterances: int) -> str:
+    if field == "min_confidence":
+        return f"{'has' if utterances == 1 else 'have'} a confidence below {value:g}"
+    return f"{'is' if utterances == 1 else 'are'} not in its share of {value:g}"
 
 
 def quarantine_lines(output: StageOutput, record: dict[str, Any]) -> list[str]:

@@ -146,7 +146,8 @@ def _signature() -> ModelSignature:
         # with a single unnamed column, MLflow accepts a bare path, bytes or array as well as a table
         inputs=Schema([ColSpec(AnyType())]),
         outputs=Schema([*outputs, ColSpec("string", "error")]),
-        params=ParamSchema([ParamSpec("sample_rate", "integer", 0)]),
+        # declared for models without languages, too: MLflow would drop the parameter, and the caller not notice
+        params=ParamSchema([ParamSpec("sample_rate", "integer", 0), ParamSpec("language", "string", "")]),
     )
 
 

@@ -12,7 +12,7 @@ from tasks import STAGES
 from tasks.config.home import shown_mlflow_uri
 from tasks.dataset.duplicates import data_warnings, doubles_of
 from tasks.figures import speakers_text
-from tasks.pages import keep_page, page_templates
+from tasks.pages import as_code, keep_page, page_templates
 from tasks.scores import interval
 from tasks.stages import progress
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult, counts_text
@@ -62,7 +62,7 @@ def render(run: Run, curves: bytes) -> str:
     """
     register, trained = REGISTER.record(run), trained_model(run)
     training = trained.figures()
-    facts = {"model": register["model_uri"], "decision": register["decision"]["reason"], "run": run.run_id}
+    facts = {"model": register["model_uri"], "decision": as_code(register["decision"]["reason"]), "run": run.run_id}
     facts |= {
         "parameters": f"{training['parameters']:,}",
         "trained": f"{training['epoch']} epochs, {training['step']:,} steps, {training['elapsed'] / 60:.1f} minutes on "

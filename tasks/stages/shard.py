@@ -211,7 +211,9 @@ def _pieces(
         }
 
 
-def shard_set(store: ObjectStore, run: Run, name: str, manifest: Path, folder: Path) -> tuple[ShardIndex, list[Row]]:
+def shard_set(
+    store: ObjectStore, run: Run, name: str, manifest: Path, folder: Path, parts: progress.Parts
+) -> tuple[ShardIndex, list[Row]]:
     """Write all shards of a set, then its index.
 
     Args:
@@ -239,7 +241,7 @@ def shard_set(store: ObjectStore, run: Run, name: str, manifest: Path, folder: P
     done = 0
     for made in map_pieces(run.runner, "tasks.stages.shard:shard_piece", pieces, f"shard {name}"):
         done += made
-        progress.report("shard", done, count, name)
+        parts.report(name, done, count)
     index = build_index((_made(store, number) for number in range(count)), {"payload": "flac", "set": name})
     index.write(store)
     notes = sorted(note for note in store.list("quarantine"))
@@ -318,12 +320,14 @@ def _work(run: Run, output: StageOutput) -> ShardsRecord:
     seconds = sum(entry["seconds"] for entry in prepared.values())
     seconds += sum(prepared[TRAIN]["seconds"] / speed for speed in speeds)
     warn_of_room(output.store, seconds, run.config.data.sample_rate)
+    sizes = {name: prepared[name]["utterances"] * (1 + len(speeds) * (name == TRAIN)) for name in sorted(prepared)}
+    parts = progress.Parts("shard", sizes)
     sets: dict[str, ShardedSet] = {}
     quarantined: list[Row] = []
     with scratch_folder(work_folder("shard", output.key)) as folder:
         manifest = run.result("prepare").output.fetch(MANIFEST, folder)
         for name in sorted(prepared):
-            index, bad = shard_set(output.store.child(name), run, name, manifest, folder)
+            index, bad = shard_set(output.store.child(name), run, name, manifest, folder, parts)
             quarantined += bad
             sets[name] = {
                 "utterances": len(index),

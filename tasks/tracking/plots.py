@@ -11,8 +11,9 @@ import matplotlib
 matplotlib.use("Agg")  # files only: a worker has no display
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, Locator, MaxNLocator, NullLocator
 
 from storage.stages import StageOutput
 from tasks.tracking.metrics import StepRounds
@@ -25,6 +26,8 @@ FONT = 12.0
 """Points, at 110 pixels an inch: as large as the report's text where it shows the figure at its full width."""
 WIDTH, _ROW = 10.0, 3.7
 """Inches: width of the figure, height of a row of panels."""
+_FEWEST_TICKS = 3
+"""Of a logarithmic axis; if there are fewer, those of the next finer division are taken."""
 _LEFT, _RIGHT, _TOP, _BOTTOM, _BETWEEN, _BELOW = 1.1, 0.2, 0.4, 0.95, 1.65, 1.4
 """Inches around the panels for ticks, titles and legends, and between columns and rows. They are fixed: a layout
 engine would measure all text, which takes longer than drawing it."""
@@ -38,6 +41,37 @@ def _curve(
         x, y = zip(*points, strict=True)
         width = 1.2 if alpha == 1.0 else 0.7
         axes.plot(x, y, color=color, marker=marker, markersize=3, linewidth=width, label=label, alpha=alpha)
+
+
+class _LogTicks(Locator):
+    """Ticks of a logarithmic axis: powers of ten, 1, 2 and 5 times these, or, where few are in view, round numbers."""
+
+    def __call__(self) -> Any:
+        """The ticks of the axis' present limits."""
+        assert self.axis is not None
+        return self.tick_values(*self.axis.get_view_interval())
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        """The ticks between two limits."""
+        low, high = vmin * (1 - 1e-9), vmax * (1 + 1e-9)  # a tick at a limit is in view, whatever its last bit
+        decades = range(math.floor(math.log10(vmin)), math.ceil(math.log10(vmax)) + 1) if vmin > 0 else ()
+        for steps in ((1,), (1, 2, 5)):
+            ticks = [float(f"{step}e{decade}") for decade in decades for step in steps]
+            ticks = [tick for tick in ticks if low <= tick <= high]
+            if len(ticks) >= _FEWEST_TICKS:
+                return ticks
+        round_ones = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(vmin, vmax)
+        return [tick for tick in round_ones if low <= tick <= high and tick > 0]
+
+
+def plain_log(axis: Axis) -> None:
+    """Label a logarithmic axis with plain numbers, at least two of them, however narrow its range is.
+
+    By default, matplotlib labels an axis from 1.9 to 3.1 with "2 × 10⁰" and "3 × 10⁰".
+    """
+    axis.set_major_locator(_LogTicks())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def joined_steps(journal: list[Entry]) -> list[Entry]:
@@ -77,6 +111,7 @@ def _losses(axes: Axes, journal: list[Entry], steps: list[Entry], valid: list[En
             _curve(axes, own, "loss", "validation, one replica" if number == 0 else None, _VALID, alpha=_FAINT)
     _curve(axes, valid, "valid_loss", "validation", _VALID, "o")
     axes.set(title="Loss", ylabel="nats per target", yscale="log")
+    plain_log(axes.yaxis)
 
 
 def _legend(axes: Axes, **more: Any) -> None:

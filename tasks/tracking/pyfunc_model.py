@@ -147,14 +147,21 @@ class SpeechRecognizer(PythonModel):  # type: ignore[misc]
         Args:
             context: Not used.
             model_input: Recordings, as described in the module.
-            params: `sample_rate` of arrays in Hz; 0: the model's own.
+            params: `sample_rate` of arrays in Hz; 0: the model's own. `language` of the recordings, as a BCP 47 tag,
+                for models with tokens of languages; empty: such a model finds it.
+
+        Raises:
+            DecodeError: The model cannot be told this language.
         """
         rate = int((params or {}).get("sample_rate") or 0) or None
+        language = str((params or {}).get("language") or "")
         try:
+            if language:
+                self.transcriber.recognizer.check_language(language)
             items, refused = accepted(recordings(model_input))
         except ValueError as error:
             raise RefusedRequest(str(error)) if _SERVER in sys.modules else error from error
-        transcripts = iter(self.transcriber.transcribe(items, rate))
+        transcripts = iter(self.transcriber.transcribe(items, rate, language=language))
         texts = [Transcript("", 0.0, 0.0, error=reason) if reason else next(transcripts) for reason in refused]
         rows = [[getattr(text, name) for name in _COLUMNS] for text in texts]
         return pd.DataFrame(rows, columns=list(_COLUMNS))

@@ -14,7 +14,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from configurable.wording import counted
@@ -30,7 +30,7 @@ from tasks.search.analysis import (
 from tasks.search.seeds import seed_spread
 from tasks.search.space import ParameterConfig, Space
 from tasks.search.study import Study, StudyTrial, after_text, budget_text
-from tasks.tracking.plots import COLORS, FONT, WIDTH, png
+from tasks.tracking.plots import COLORS, FONT, WIDTH, plain_log, png
 
 _BLUE, _RED, _AMBER = COLORS
 _GREY = "#8b989f"
@@ -135,7 +135,7 @@ class _LossScale:
         axes.set(**{f"{which}label": self.label})
         if self.log:
             axes.set(**{f"{which}scale": "log"})
-            _plain_log(getattr(axes, f"{which}axis"))
+            plain_log(getattr(axes, f"{which}axis"))
 
     def heights(self, losses: Any) -> NDArray[np.float64]:
         """Losses from 0 for the lowest to 1 for the highest."""
@@ -144,12 +144,6 @@ class _LossScale:
             shown, low, high = np.log(shown), float(np.log(low)), float(np.log(high))
         heights: NDArray[np.float64] = (shown - low) / (high - low) if high > low else np.full(len(shown), 0.5)
         return heights
-
-
-def _plain_log(axis: Any) -> None:
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_locator(NullLocator())
 
 
 def _no_result(study: Study) -> str:

@@ -24,6 +24,7 @@ from storage.reading import ShardError
 from tasks.config.decoding import uses_stage
 from tasks.dataset.tables import read_table
 from tasks.figures import LEARN_MORE, brief, p_value_text, percent
+from tasks.stages import progress
 from tasks.stages.base import Run
 from tasks.stages.decode import DECODE, decode_with
 from tasks.stages.run_sets import scored_sets
@@ -105,7 +106,11 @@ def _rows(run: Run, champion: Path | None, name: str) -> list[dict[str, Any]]:
     if champion is None:
         return read_table(run.result("decode").output, f"{name}.parquet")
     decode = own_decoder(champion)
-    decoded = decode_with(run, champion, name, decode, own=False, on_damage=known_damage(run))
+
+    def on_progress(done: int, total: int) -> None:
+        progress.report("register", done, total, f"the champion on {name}")
+
+    decoded = decode_with(run, champion, name, decode, own=False, on_progress=on_progress, on_damage=known_damage(run))
     rows = [asdict(entry) for entry in decoded]
     stages = {"features", "decode"} & run.results.keys()
     if any(run.results[stage].record.get("quarantined_shards") for stage in stages):

@@ -187,7 +187,7 @@ class TrainingView:
         self._tell(f"epoch {entry['epoch']}: {validation_text(entry)}")
 
     def _epoch(self, entry: Entry) -> None:
-        repeated = f", {entry['repeated']} repeated" if entry.get("repeated") else ""
+        repeated = f", {entry['repeated']} of them repeated after a node was lost" if entry.get("repeated") else ""
         self._tell(f"epoch {entry['epoch']} ended: {entry['utterances']} utterances{repeated}")
 
     def _system(self, entry: Entry) -> None:

@@ -1,5 +1,7 @@
 """Decoding a set: every utterance once, in the order of the index, whatever the batches."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -44,6 +46,21 @@ def test_hypotheses_do_not_depend_on_batching(trained, corpus, tmp_path, kind):
     all_at_once = decode(trained, corpus.url("valid"), tmp_path, decode=cfg, batch_seconds=1000)
     assert [entry.hyp for entry in one_by_one] == [entry.hyp for entry in all_at_once]
     assert [entry.score for entry in one_by_one] == pytest.approx([entry.score for entry in all_at_once], abs=1e-3)
+
+
+def test_batches_stay_the_same_when_some_are_known(trained, corpus, tmp_path):
+    recognizer = Recognizer.load(trained.bundle, GREEDY)
+    dataset = open_set(corpus.url("valid"), recognizer.spec.sample_rate, tmp_path / "cache")
+    batches = []
+    whole = decode_set(recognizer, dataset, batch_seconds=2.0, on_decoded=batches.append)
+    assert len(batches) > 2
+    for known in (batches[0], batches[0] | batches[2], dict(list(batches[1].items())[1:])):
+        again = []
+        marked = {row: replace(entry, hyp="known") for row, entry in known.items()}
+        decoded = decode_set(recognizer, dataset, batch_seconds=2.0, known=marked, on_decoded=again.append)
+        assert again == [batch for batch in batches if not batch.keys() <= known.keys()]
+        kept = known.keys() - {row for batch in again for row in batch}
+        assert decoded == {row: marked[row] if row in kept else entry for row, entry in whole.items()}
 
 
 def write_waves(url, waves, rate):

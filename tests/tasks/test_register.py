@@ -76,7 +76,7 @@ def run_with_errors(wrong, tmp_path, **fields):
 def decode_by_quality(monkeypatch):
     """A champion recognizes as wrongly as its bundle says."""
 
-    def decode_with(run, bundle, name, decode, own=True, on_damage=None):
+    def decode_with(run, bundle, name, decode, own=True, on_progress=None, on_damage=None):
         rows = hypotheses(load_spec(bundle).provenance["wrong"])
         return [Decoded(**{field.name: row[field.name] for field in dataclasses.fields(Decoded)}) for row in rows]
 
@@ -226,7 +226,7 @@ def test_the_registered_version_has_signature_example_and_no_pickle(finished):
     assert not [name for name in names if Path(name).suffix in {".pkl", ".pickle", ".pth", ".pt", ".bin"}]
     info = mlflow.models.get_model_info(record["model_uri"])
     assert [column.name for column in info.signature.outputs] == ["text", "seconds", "confidence", "error"]
-    assert info.signature.params.params[0].name == "sample_rate"
+    assert [param.name for param in info.signature.params.params] == ["sample_rate", "language"]
     assert "input_example.json" in names
     version = client().get_model_version(record["model"], record["version"])
     assert version.tags["test.wer"] == str(finished.result("score").record["sets"]["test"]["wer"])

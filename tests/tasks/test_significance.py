@@ -111,7 +111,7 @@ def models(monkeypatch, tmp_path):
     """This run's model and the champion recognize the same utterances, in another order."""
     site = SimpleNamespace(own=decoded(None), theirs=decoded(1, (2, 0, 1)), asked=[])
 
-    def decode_with(run, champion, name, decode, own, on_damage):
+    def decode_with(run, champion, name, decode, own, on_progress, on_damage):
         site.asked.append((champion, name, decode, own))
         return [Decoded(**row) for row in site.theirs]
 

@@ -26,7 +26,7 @@ def done(monkeypatch):
     stages = {name: SimpleNamespace(execute=lambda run, name=name: calls.append(name)) for name in STAGES}
     monkeypatch.setattr(stage_tasks, "get_stage", stages.__getitem__)
     monkeypatch.setattr(stage_tasks, "check_names", lambda run: calls.append("check names"))
-    monkeypatch.setattr(stage_tasks, "_tell_sets", lambda run, logger: calls.append("tell sets"))
+    monkeypatch.setattr(stage_tasks, "_tell_sets", lambda run, logger=None: calls.append("tell sets"))
     monkeypatch.setattr(stage_tasks, "publish", lambda run, result: calls.append(f"publish {result.url}"))
     monkeypatch.setattr(stage_tasks, "get_run_logger", lambda: logging.getLogger("tests.stages"))
     bar = SimpleNamespace(finish=lambda: calls.append("finish"))
@@ -89,7 +89,10 @@ def test_sizes_of_sets_and_duplicates_are_logged_before_training(config, monkeyp
     )
     monkeypatch.setattr(stage_tasks, "data_warnings", lambda given, data: ["speakers", f"{data is config.data}"])
     run = SimpleNamespace(
-        config=config, initial=None, result=lambda name: SimpleNamespace(record=record) if name == "prepare" else None
+        config=config,
+        initial=None,
+        trial=None,
+        result=lambda name: SimpleNamespace(record=record) if name == "prepare" else None,
     )
     with caplog.at_level(logging.INFO, "tests.stages"):
         stage_tasks._tell_sets(run, logging.getLogger("tests.stages"))

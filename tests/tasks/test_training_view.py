@@ -71,7 +71,7 @@ def test_joins_losses_and_the_end_are_shown():
         "node 2 joined",
         "learner 0.0: no finite loss",
         "epoch 1: validation loss 1.500, WER 25.0 %",
-        "epoch 1 ended: 40 utterances, 3 repeated",
+        "epoch 1 ended: 40 utterances, 3 of them repeated after a node was lost",
     ]
     assert [learner.name for learner in view.present] == ["0.0"]
     assert view.to_dict()["valid"]["valid_wer"] == 0.25

@@ -40,6 +40,9 @@ from training.parameter_server.client import ServerClient
 
 log = logging.getLogger(__name__)
 IDLE_S = 0.02
+_LINE_S = 30.0
+"""Seconds after which a step has a line in the journal though it is none of every `log_steps`: where a step takes long,
+as with a pretrained model on a CPU, the time that is left is known after two of them."""
 """Seconds between two polls of the coordinator's answers when there is nothing to train."""
 MAX_RECOVERIES = 3
 """Times that a node takes a neighbour's weights after non-finite losses before it gives up."""
@@ -118,6 +121,7 @@ class Worker(RingMember):
             )
         self.stop_requested = self.scheduler.stop_requested if self.scheduler else threading.Event()
         self._bad = self._recoveries = 0
+        self._line_at = time.monotonic()
         self._ids = open_replica_writer(self.name)
 
     def _open_prefetcher(self) -> Prefetcher:
@@ -276,8 +280,9 @@ class Worker(RingMember):
         self.stepper.idle(self.step)
 
     def _report(self, step: int, turn: Orders, result: Stepped, seconds: float) -> None:
-        if self.counters is None or step % self.cfg.log_steps:
+        if self.counters is None or (step % self.cfg.log_steps and time.monotonic() - self._line_at < _LINE_S):
             return
+        self._line_at = time.monotonic()
         shared = {
             "step": step,
             "epoch": turn["progress"],

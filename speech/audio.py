@@ -10,6 +10,7 @@ import codecs
 import io
 import math
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -322,7 +323,20 @@ def _no_audio(head: bytes, size: int) -> str:
     return "cannot be decoded (it contains text, not audio): check the name"
 
 
+def _may_wait(path: str | Path) -> bool:
+    """Whether a path is of a device, pipe or socket, of which reading may never end."""
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError):  # opening it says why
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
 def _open(source: bytes | str | Path, raw_rate: int | None) -> soundfile.SoundFile:
+    if not isinstance(source, bytes) and _may_wait(source):
+        raise AudioError(
+            f"{_name_of(source)} is a device, pipe or socket: write its audio to a file first", "unreadable"
+        )
     # as bytes: soundfile cannot encode names that are not UTF-8
     opened = io.BytesIO(source) if isinstance(source, bytes) else os.fsencode(source)
     if raw_rate is None:

@@ -1,6 +1,7 @@
 """The interface of corpus readers, and helpers to read text files."""
 
 import codecs
+import errno
 import gzip
 import hashlib
 import io
@@ -15,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import IO, Any, ClassVar, NamedTuple, cast
 from unicodedata import normalize
 
 from configurable.wording import nearest, printable
@@ -548,7 +549,7 @@ def guess_encoding(files: Iterable[Path]) -> str:
         if left <= 0:
             break
         try:
-            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            with _open_regular(path) as file:
                 content = file.read(left)
         except (OSError, EOFError, zlib.error):
             continue  # the reader says so
@@ -591,6 +592,17 @@ def _wide_encoding(head: bytes) -> str:
     return "utf-16-le" if odd > even else "utf-16-be"
 
 
+def _open_regular(path: Path) -> IO[bytes]:
+    """Open a file, decompressed if it is gzipped; what is no file is refused: a pipe may wait, and a device not end.
+
+    Raises:
+        OSError: It is a device, a pipe or a socket, or cannot be read.
+    """
+    if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
+        raise OSError(errno.EINVAL, "it is a device, pipe or socket, not a file", str(path))
+    return cast("IO[bytes]", gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+
+
 def _bounded_lines(file: Any) -> Iterator[Any]:
     """Yield the lines of `file`, and None for lines that are too long, instead of reading gigabytes into memory."""
     while line := file.readline(_LONGEST_LINE):
@@ -618,8 +630,11 @@ def read_lines(path: Path, encoding: str = "") -> Iterator[tuple[int, str | None
 
     Yields:
         The line's number and its text; None for a line that is undecodable or too long.
+
+    Raises:
+        OSError: It cannot be read, or is a device, a pipe or a socket.
     """
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+    with _open_regular(path) as file:
         wide = encoding or _wide_encoding(file.read(_HEAD))
         file.seek(0)
         if wide:

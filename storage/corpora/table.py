@@ -134,6 +134,8 @@ class TableReader(CorpusReader):
             raise CorpusError(f"{self.root} has no metadata.csv, .tsv, .jsonl or .parquet: name the table itself")
         if self.root.suffix.lower() not in TABLE_SUFFIXES:
             raise CorpusError(f"{self.root} is not a table: its name must end in {', '.join(TABLE_SUFFIXES)}")
+        if not is_file(self.root):
+            raise CorpusError(f"{self.root} {why_no_file(self.root)}")
         return self.root
 
     def _utterances(self) -> Iterator[Utterance]:

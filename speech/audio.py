@@ -10,6 +10,7 @@ import codecs
 import io
 import math
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,9 +22,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 import numpy as np
 import soundfile
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from configurable.lazy import torch, torchaudio
-from speech.truncation import announced_times
+from speech.truncation import announced_times, bytes_without_length, has_chained_streams
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -132,7 +134,7 @@ def decode_samples(
         samples = _read_segment(file, start, end, channel, name, max_seconds)
         integers = file.subtype.startswith("PCM_")
     if not len(samples):
-        raise AudioError(f"{name} has no sample between {start} s and {'its end' if end is None else end}", "empty")
+        raise _no_sample(source, name, f" between {start} s and {'its end' if end is None else end}")
     if not integers:
         check_samples(samples, name)
     return samples, rate
@@ -157,7 +159,7 @@ def stream_audio(source: bytes | str | Path) -> Iterator[tuple[Tensor, int]]:
         rate, left = check_rate(int(file.samplerate), name), file.frames
         _check_whole(source, file, name)
         if left <= 0:
-            raise AudioError(f"{name} has no sample", "empty")
+            raise _no_sample(source, name)
         while left > 0:
             block = torch.from_numpy(file.read(min(left, _block(file)), dtype="float32", always_2d=True))
             if not len(block):
@@ -167,7 +169,7 @@ def stream_audio(source: bytes | str | Path) -> Iterator[tuple[Tensor, int]]:
             yield _to_mono(block), rate
         if file.tell() == 0:
             raise AudioError(f"{name} has no sample", "empty")
-        if left > 0 and file.frames < 1 << 62:
+        if left > 0 and file.frames < _NO_END:
             raise AudioError(f"{name} is truncated: {left} of {file.frames} samples are missing", "unreadable")
 
 
@@ -321,16 +323,49 @@ def _no_audio(head: bytes, size: int) -> str:
     return "cannot be decoded (it contains text, not audio): check the name"
 
 
+def _may_wait(path: str | Path) -> bool:
+    """Whether a path is of a device, pipe or socket, of which reading may never end."""
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError):  # opening it says why
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
 def _open(source: bytes | str | Path, raw_rate: int | None) -> soundfile.SoundFile:
+    if not isinstance(source, bytes) and _may_wait(source):
+        raise AudioError(
+            f"{_name_of(source)} is a device, pipe or socket: write its audio to a file first", "unreadable"
+        )
     # as bytes: soundfile cannot encode names that are not UTF-8
     opened = io.BytesIO(source) if isinstance(source, bytes) else os.fsencode(source)
     if raw_rate is None:
-        return soundfile.SoundFile(opened)
+        return _SoundFile(opened)
     return soundfile.SoundFile(opened, samplerate=raw_rate, channels=1, format="RAW", subtype="PCM_16", endian="LITTLE")
 
 
+class _SoundFile(soundfile.SoundFile):  # type: ignore[misc]
+    """A file that is read in order if its length is open: libsndfile cannot seek in FLAC written into a pipe.
+
+    soundfile seeks after each read, to where the file is already.
+    """
+
+    @override
+    def seekable(self) -> bool:
+        return self.frames < _NO_END and bool(super().seekable())
+
+
 def _check_whole(source: bytes | str | Path, file: soundfile.SoundFile, name: str) -> None:
-    """Check that a file is as long as its header announces; libsndfile does so for some formats only."""
+    """Check that a file is as long as its header announces; libsndfile does so for some formats only.
+
+    Of an Ogg file with several streams, it reads the first.
+    """
+    if file.format == "OGG" and has_chained_streams(source):
+        raise AudioError(
+            f"{name} has several Ogg streams one after another, of which only the first can be read: join them in a "
+            "new file (ffmpeg -i OLD NEW)",
+            "unreadable",
+        )
     times, held = announced_times(source), file.frames / file.samplerate
     if held * (times - 1) <= _ROUNDING_S and not math.isinf(times):
         return
@@ -340,6 +375,16 @@ def _check_whole(source: bytes | str | Path, file: soundfile.SoundFile, name: st
         "is left, write that to a new file (ffmpeg -i OLD NEW)",
         "unreadable",
     )
+
+
+def _no_sample(source: bytes | str | Path, name: str, place: str = "") -> AudioError:
+    if count := bytes_without_length(source):
+        return AudioError(
+            f"{name} has a header that announces no audio, though {count} bytes follow, as if its recording had been "
+            "interrupted: write it again with a right header (ffmpeg -i OLD NEW)",
+            "unreadable",
+        )
+    return AudioError(f"{name} has no sample{place}", "empty")
 
 
 def _read_segment(
@@ -358,7 +403,7 @@ def _read_segment(
         _seek(file, first, name)
     most = math.floor(min(MAX_SAMPLES, max_seconds * file.samplerate + 1e-6))
     blocks, missing, room = [], last - first, most
-    if missing > room and file.frames < 1 << 62:
+    if missing > room and file.frames < _NO_END:
         raise _too_long(name, missing, most, file.samplerate)
     while missing > 0:
         block = file.read(min(missing, _block(file)), dtype="float32", always_2d=True)
@@ -369,7 +414,7 @@ def _read_segment(
             raise _too_long(name, most - room, most, file.samplerate)
         blocks.append(_one_channel(block, channel))
     # Streamed FLAC may leave its length open (libsndfile then reports the largest integer); otherwise it must match.
-    if missing > 0 and file.frames < 1 << 62:
+    if missing > 0 and file.frames < _NO_END:
         raise AudioError(f"{name} is truncated: {missing} of {last - first} samples are missing", "unreadable")
     return np.concatenate([np.empty(0, np.float32), *blocks]) if len(blocks) != 1 else blocks[0]
 
@@ -386,6 +431,10 @@ def _too_long(name: str, samples: int, most: int, rate: int) -> AudioError:
 
 
 def _seek(file: soundfile.SoundFile, first: int, name: str) -> None:
+    if not file.seekable():
+        while first > 0 and len(skipped := file.read(min(first, _block(file)), dtype="float32", always_2d=True)):
+            first -= len(skipped)
+        return
     preroll = min(first, round(_OPUS_PREROLL_S * file.samplerate)) if file.subtype == "OPUS" else 0
     try:
         file.seek(first - preroll)

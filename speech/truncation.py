@@ -16,7 +16,8 @@ _OPEN_SIZE = 0x7FFF0000
 _MOST_CHUNKS = 1024
 _OGG_TAIL = 27 + 255 + 255 * 255 + 4096
 """Bytes to search from the end: the longest page, plus what taggers append after the last page."""
-_LAST_PAGE = 4
+_PAGE_HEADER = 27  # bytes, before the table of the lengths of a page's segments
+_FIRST_PAGE, _LAST_PAGE = 2, 4
 _W64_RIFF = b"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb"
 
 
@@ -38,6 +39,35 @@ def announced_times(source: bytes | str | Path) -> float:
     if length <= held:
         return 1.0
     return length / held if held > 0 else math.inf
+
+
+def has_chained_streams(source: bytes | str | Path) -> bool:
+    """Whether an Ogg file has several streams one after another (RFC 3533, section 4).
+
+    Recorders that are paused, web radio and `cat a.ogg b.ogg` make such files; libsndfile reads the first stream only.
+    """
+    with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
+        begun = False
+        while len(header := file.read(_PAGE_HEADER)) == _PAGE_HEADER and header.startswith(b"OggS"):
+            first = bool(header[5] & _FIRST_PAGE)
+            if first and begun:
+                return True
+            begun = begun or not first
+            file.seek(sum(file.read(header[26])), io.SEEK_CUR)
+    return False
+
+
+def bytes_without_length(source: bytes | str | Path) -> int:
+    """Bytes that follow the header of a WAV file that announces none, as of an interrupted recorder; otherwise 0."""
+    with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        head = file.read(16)
+        if head[:4] not in (b"RIFF", b"RIFX"):
+            return 0
+        place, length = _audio_range(file, head)
+        file.seek(max(place - 4, 0))
+        return size - place if place and not length and file.read(4) == bytes(4) else 0
 
 
 def _audio_range(file: BinaryIO, head: bytes) -> tuple[int, int]:

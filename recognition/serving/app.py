@@ -34,6 +34,10 @@ _LOOK_S = 0.5
 """Seconds between two looks whether a waiting client is still there."""
 _UNKNOWN_FRAMES = 1 << 62
 """What libsndfile gives as the number of frames if a file does not tell."""
+_LONGEST_REASON = 200
+"""Characters of the reason for which a form cannot be read."""
+_TAIL = 16
+"""Bytes that are kept of the end of a form."""
 _PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline' blob:; connect-src 'self' ws: wss:; worker-src blob:; "
@@ -231,9 +235,13 @@ async def _received(service: SpeechService, request: Request, upload: Upload) ->
     except (ApiError, ConnectionError):
         raise
     except (HTTPException, ValueError, KeyError) as error:
-        raise ApiError(400, "the form is malformed", "malformed_form") from error
+        reason = f": {error.detail[:_LONGEST_REASON]}" if isinstance(error, HTTPException) else ""
+        raise ApiError(400, f"the form is malformed{reason}", "malformed_form") from error
     try:
         wanted, file = _Wanted.of(form, service), form.get("file")
+        if file is None and not bounded.ended:
+            text = "the form has no end: the upload was cut off, or its content-length is too small; send it again"
+            raise ApiError(400, text, "malformed_form")
         if not isinstance(file, UploadFile):
             raise ApiError(400, "the form has no file: send the audio in the field file", "missing", "file")
         return wanted, await file.read()
@@ -246,6 +254,12 @@ class _BoundedRequest(Request):
 
     count: Callable[[int], object]
     idle_s: float
+    _tail = b""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last line of the body is the last boundary of a form."""
+        return self._tail.rstrip().endswith(b"--")
 
     async def stream(self) -> AsyncIterator[bytes]:  # type: ignore[override]
         chunks = super().stream()
@@ -255,6 +269,7 @@ class _BoundedRequest(Request):
             if chunk is None:
                 return
             self.count(len(chunk))
+            self._tail = (self._tail + chunk[-_TAIL:])[-_TAIL:]
             yield chunk
 
 

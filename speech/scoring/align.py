@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from rapidfuzz.distance import Levenshtein
 
 Operation = Literal["cor", "sub", "ins", "del"]
@@ -21,7 +23,33 @@ SUBSTITUTION_COST = 4
 INSERTION_COST = 3
 DELETION_COST = 3
 
+MOST_CELLS = 1 << 30
+"""Largest table of an alignment, in bytes: of two texts of 32,768 words that have nothing in common."""
 _DIAGONAL, _DELETION, _INSERTION = 0, 1, 2
+_FEW_WORDS = 64
+"""Up to so many words, a row is computed faster word by word than as an array."""
+
+
+class TextTooLongError(ValueError):
+    """Two texts are too long to be aligned."""
+
+
+def check_cells(ref_words: int, hyp_words: int, most: int) -> None:
+    """Check that an alignment can be computed.
+
+    Args:
+        ref_words: Words of the reference.
+        hyp_words: Words of the hypothesis.
+        most: Largest product of the two.
+
+    Raises:
+        TextTooLongError: It is larger.
+    """
+    if ref_words * hyp_words > most:
+        raise TextTooLongError(
+            f"a reference of {ref_words:,} words and a hypothesis of {hyp_words:,} are too long to be aligned: score "
+            "shorter utterances, or segments with times (stm and ctm)"
+        )
 
 
 def align(ref: Sequence[str], hyp: Sequence[str]) -> list[Step]:
@@ -33,6 +61,9 @@ def align(ref: Sequence[str], hyp: Sequence[str]) -> list[Step]:
 
     Returns:
         Steps (operation, reference word, hypothesis word) from left to right; an absent word is None.
+
+    Raises:
+        TextTooLongError: The table of what differs would have more than `MOST_CELLS` cells.
     """
     # If the last words are equal, the diagonal step never costs more than the others, so a common suffix needs no
     # table. A common prefix does: "a a" against "a" deletes the first word, not the second.
@@ -68,10 +99,15 @@ def count_operations(ref: Sequence[str], hyp: Sequence[str]) -> tuple[int, int, 
 
     Returns:
         Numbers of correct words, substitutions, insertions and deletions.
+
+    Raises:
+        TextTooLongError: As in `align`.
     """
     if ref == hyp:
         return len(ref), 0, 0, 0
     extra = len(hyp) - len(ref)
+    shared = _common_ending(ref, hyp)
+    check_cells(len(ref) - shared, len(hyp) - shared, MOST_CELLS)
     cost = Levenshtein.distance(ref, hyp, weights=(INSERTION_COST, DELETION_COST, SUBSTITUTION_COST))
     pair = _ONLY_PAIR.get(cost - 3 * abs(extra))
     if pair is None:
@@ -106,6 +142,9 @@ def _common_ending(ref: Sequence[str], hyp: Sequence[str]) -> int:
 
 def _choices(ref: Sequence[str], hyp: Sequence[str]) -> list[bytearray]:
     """Computes the table of the best step into each cell, keeping one row of costs at a time."""
+    check_cells(len(ref), len(hyp), MOST_CELLS)
+    if len(hyp) > _FEW_WORDS:
+        return _choices_in_arrays(ref, hyp)
     costs = list(range(0, INSERTION_COST * len(hyp) + 1, INSERTION_COST))
     table = [bytearray([_INSERTION]) * (len(hyp) + 1)]
     for row, ref_word in enumerate(ref, 1):
@@ -124,4 +163,26 @@ def _choices(ref: Sequence[str], hyp: Sequence[str]) -> list[bytearray]:
             current.append(left)
         costs = current
         table.append(choices)
+    return table
+
+
+def _choices_in_arrays(ref: Sequence[str], hyp: Sequence[str]) -> list[bytearray]:
+    """`_choices`, a row at a time.
+
+    An insertion continues the cheapest cell to the left: costs less the insertions up to each column are compared.
+    """
+    numbers: dict[str, int] = {}
+    words = np.array([numbers.setdefault(word, len(numbers)) for word in hyp])
+    inserted = INSERTION_COST * np.arange(len(hyp) + 1)
+    costs: NDArray[np.int64] = inserted
+    table = [bytearray([_INSERTION]) * (len(hyp) + 1)]
+    for row, ref_word in enumerate(ref, 1):
+        diagonal = costs[:-1] + np.where(words == numbers.get(ref_word, -1), 0, SUBSTITUTION_COST)
+        deletion = costs[1:] + DELETION_COST
+        entered = np.concatenate(([row * DELETION_COST], np.minimum(diagonal, deletion)))
+        costs = np.minimum.accumulate(entered - inserted) + inserted
+        insertion = costs[:-1] + INSERTION_COST
+        straight = (diagonal <= deletion) & (diagonal <= insertion)
+        choices = np.where(straight, _DIAGONAL, np.where(deletion < insertion, _DELETION, _INSERTION))
+        table.append(bytearray([_DELETION]) + choices.astype(np.uint8).tobytes())
     return table

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rapidfuzz.distance import Levenshtein
 
-from speech.scoring.align import count_operations
+from speech.scoring.align import TextTooLongError, count_operations
 from speech.scoring.network import PLAIN, MarkupError, ScoringRules
 from speech.scoring.tracing import TraceStep, trace
 
@@ -194,6 +194,7 @@ def score_utterance(ref: str, hyp: str, rules: ScoringRules = PLAIN) -> ErrorCou
 
     Raises:
         MarkupError: A text's alternatives cannot be read.
+        TextTooLongError: The texts are too long to be aligned.
     """
     if rules.reads_marks(ref) or rules.reads_marks(hyp):
         return _count_steps(trace(ref, hyp, rules))
@@ -231,7 +232,7 @@ def score_sets(rows: Iterable[ScoringRow | tuple[str, str, str, str, str]], rule
         rules: How texts are read and words compared.
 
     Raises:
-        ScoringError: An utterance is listed twice, or a text's alternatives cannot be read.
+        ScoringError: An utterance is listed twice or too long, or a text's alternatives cannot be read.
     """
     total, seen = ErrorCounts(), set()
     groups: tuple[dict[str, ErrorCounts], ...] = ({}, {}, {})
@@ -244,7 +245,7 @@ def score_sets(rows: Iterable[ScoringRow | tuple[str, str, str, str, str]], rule
         seen.add(row.id)
         try:
             counts = score_utterance(row.ref, row.hyp, rules)
-        except MarkupError as error:
+        except (MarkupError, TextTooLongError) as error:
             raise ScoringError(f"utterance {row.id!r}: {error}") from error
         total += counts
         for group, names in zip(groups, ([row.speaker], [row.domain], row.labels), strict=True):

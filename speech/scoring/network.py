@@ -22,6 +22,7 @@ START = -1
 _TOKEN = re.compile(r"[{}]|[^\s{}]+")
 _TOKEN_INSIDE = re.compile(r"[{}/]|[^\s{}/]+")
 _TAG = re.compile(r"(?<!\\);.*")
+_MOST_NESTED = 64
 
 
 class MarkupError(ValueError):
@@ -149,6 +150,7 @@ class _Builder:
     rules: ScoringRules
     arcs: list[Arc] = field(default_factory=list)
     nodes: int = 1
+    depth: int = 0
 
     def build(self) -> Network:
         tokens = _tokens(self.text) if self.rules.alternatives else self.text.split()
@@ -188,6 +190,12 @@ class _Builder:
         return node
 
     def _alternatives(self, start: int) -> int:
+        self.depth += 1
+        if self.depth > _MOST_NESTED:
+            raise MarkupError(
+                f"alternatives are nested more than {_MOST_NESTED} deep in {self.text[:80]!r}: write fewer, or use "
+                "--words (marks are words)"
+            )
         ends = []
         while True:
             first = len(self.arcs)
@@ -201,6 +209,7 @@ class _Builder:
             self.position += 1
             if self.tokens[self.position - 1] == "}":
                 break
+        self.depth -= 1
         end = self._node()
         self.arcs = [replace(arc, end=end) if arc.end in ends else arc for arc in self.arcs]
         return end

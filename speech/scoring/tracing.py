@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from speech.scoring.align import DELETION_COST, INSERTION_COST, SUBSTITUTION_COST, Operation, Step, align
+from speech.scoring.align import DELETION_COST, INSERTION_COST, SUBSTITUTION_COST, Operation, Step, align, check_cells
 from speech.scoring.network import NULL, START, Arc, Network, ScoringRules, parse_network
 
 OPTIONAL_COST = 2  # sclite's weights of a deleted optional word and of a missing word
 NULL_COST = 0.001
 
+_MOST_CELLS = 1 << 23
+"""Largest table: a cell takes some 300 bytes and ten microseconds."""
 _single = np.float32
 _Cell = tuple[int, int]
 
@@ -47,10 +49,12 @@ def trace(ref: str, hyp: str, rules: ScoringRules) -> list[TraceStep]:
 
     Raises:
         MarkupError: A text's alternatives cannot be read.
+        TextTooLongError: The texts are too long to be aligned.
     """
     ref_net, hyp_net = parse_network(ref, rules), parse_network(hyp, rules)
     if ref_net.linear and hyp_net.linear and not rules.fragments:
         return _trace_words(ref_net.arcs, hyp_net.arcs)
+    check_cells(len(ref_net.arcs), len(hyp_net.arcs), _MOST_CELLS)
     return _Aligner(ref_net, hyp_net, rules).trace()
 
 
@@ -62,6 +66,7 @@ def align_texts(ref: str, hyp: str, rules: ScoringRules) -> list[Step]:
 
     Raises:
         MarkupError: A text's alternatives cannot be read.
+        TextTooLongError: The texts are too long to be aligned.
     """
     if not rules.reads_marks(ref) and not rules.reads_marks(hyp):
         return align(rules.fold(ref).split(), rules.fold(hyp).split())

@@ -23,6 +23,8 @@ __all__ = [
     "reader_class",
 ]
 
+_PACKED = frozenset((".zip", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar"))
+"""Suffixes of archives and compressed files that no reader takes as they are, unless it has recognized one."""
 READERS: dict[str, str] = {
     "kaldi": "storage.corpora.kaldi:KaldiReader",
     "lhotse": "storage.corpora.lhotse:LhotseReader",
@@ -97,6 +99,10 @@ def guess_kind(path: str) -> str:
         raise CorpusError(trouble)
     if not root.exists():
         raise CorpusError(f"{root} does not exist: check the path of the corpus")
+    if root.suffix.lower() in _PACKED:
+        raise CorpusError(
+            f"{root} is an archive or compressed: unpack it, and name the folder or file that it contains"
+        )
     raise CorpusError(
         f"{root} has no known corpus layout: there is no metadata.csv, no NAME.txt beside each NAME.wav, no wav.scp, "
         f"*.trans.txt, stm, … Name the kind ({', '.join(sorted(READERS))}), or describe the corpus in a CSV table."

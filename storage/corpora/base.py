@@ -1,6 +1,7 @@
 """The interface of corpus readers, and helpers to read text files."""
 
 import codecs
+import errno
 import gzip
 import hashlib
 import io
@@ -8,13 +9,14 @@ import json
 import math
 import os
 import re
+import stat
 import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import IO, Any, ClassVar, NamedTuple, cast
 from unicodedata import normalize
 
 from configurable.wording import nearest, printable
@@ -74,8 +76,8 @@ class RejectedEntry(NamedTuple):
 
     @classmethod
     def of(cls, entry_id: str, reason: str, detail: str) -> "RejectedEntry":
-        """An entry whose name and detail are printable and not too long."""
-        return cls(printable(entry_id, _LONGEST_ID), reason, printable(detail, _LONGEST_DETAIL))
+        """An entry whose name, on one line, and detail are printable and not too long."""
+        return cls(printable(entry_id, _LONGEST_ID).replace("\n", r"\n"), reason, printable(detail, _LONGEST_DETAIL))
 
 
 class PassedOver(NamedTuple):
@@ -312,7 +314,7 @@ class CorpusReader(ABC):
     def _make(self, utterance_id: str, audio: str | Path, text: str, speaker: str, **fields: Any) -> Utterance | None:
         """Create an utterance, ignoring fields that are None; if its file is missing, record a problem, return None."""
         if "://" not in str(audio) and not is_file(Path(audio)):
-            self._problem(utterance_id, "missing-audio", f"{audio} does not exist")
+            self._problem(utterance_id, "missing-audio", f"{audio} {why_no_file(Path(audio))}")
             return None
         own: dict[str, Any] = {"corpus": self.corpus, "domain": self.domain, "language": self.language}
         own |= {name: value for name, value in fields.items() if value is not None}
@@ -360,6 +362,20 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:
         return False
+
+
+def why_no_file(path: Path) -> str:
+    """Why `is_file` is false, as the end of a message that begins with the path."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        if path.is_symlink():
+            return f"is a link to {path.readlink()}, which does not exist: mend the link"
+        return "does not exist"
+    except (OSError, ValueError) as error:  # a ValueError for a name with a null byte or lone surrogates
+        reason = getattr(error, "strerror", None) or error
+        return f"cannot be looked at ({reason}): check its name, and the permissions of its folders"
+    return "is a folder, not a file" if stat.S_ISDIR(mode) else "is a device, pipe or socket, not a file"
 
 
 def named_file(folder: Path, name: str) -> Path:
@@ -444,6 +460,18 @@ def as_number(name: str, value: object) -> float | None:
     return number
 
 
+def as_whole_number(name: str, value: object) -> int | None:
+    """Parse a whole number of a manifest, such as a channel; like `as_number`.
+
+    Raises:
+        ValueError: it is not a whole number of at least 0.
+    """
+    number = as_number(name, value)
+    if number is not None and not number.is_integer():
+        raise ValueError(f"{name} is {as_field(value)!r}: it must be a whole number")
+    return None if number is None else int(number)
+
+
 def as_confidence(value: object) -> float | str | None:
     """Parse a confidence of a table or manifest: a number from 0 to 1, None if it is missing, or else its text."""
     text = as_field(value)
@@ -475,8 +503,11 @@ _MARKS = (
 """Byte-order marks of encodings other than UTF-8 (such as Excel's "Unicode text"), longer ones first."""
 
 
-NOT_UTF8 = "not UTF-8: save it in UTF-8, or name the encoding, such as options: {encoding: windows-1252}"
-"""What is wrong with a line in a layout that has the option `encoding`."""
+NOT_UTF8 = (
+    "not UTF-8, or has null characters or more than 16 MB: save it in UTF-8, or name the encoding, such as options: "
+    "{encoding: windows-1252}; nulls are often left by a crash: fetch the file again"
+)
+"""What is wrong with a line that `read_lines` cannot read, in a layout that has the option `encoding`."""
 WESTERN = "windows-1252"
 """The encoding of old Western European tables: Latin-1, and a few more characters."""
 _GUESSED_BYTES = 16 << 20
@@ -518,7 +549,7 @@ def guess_encoding(files: Iterable[Path]) -> str:
         if left <= 0:
             break
         try:
-            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            with _open_regular(path) as file:
                 content = file.read(left)
         except (OSError, EOFError, zlib.error):
             continue  # the reader says so
@@ -561,6 +592,17 @@ def _wide_encoding(head: bytes) -> str:
     return "utf-16-le" if odd > even else "utf-16-be"
 
 
+def _open_regular(path: Path) -> IO[bytes]:
+    """Open a file, decompressed if it is gzipped; what is no file is refused: a pipe may wait, and a device not end.
+
+    Raises:
+        OSError: It is a device, a pipe or a socket, or cannot be read.
+    """
+    if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
+        raise OSError(errno.EINVAL, "it is a device, pipe or socket, not a file", str(path))
+    return cast("IO[bytes]", gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+
+
 def _bounded_lines(file: Any) -> Iterator[Any]:
     """Yield the lines of `file`, and None for lines that are too long, instead of reading gigabytes into memory."""
     while line := file.readline(_LONGEST_LINE):
@@ -588,8 +630,11 @@ def read_lines(path: Path, encoding: str = "") -> Iterator[tuple[int, str | None
 
     Yields:
         The line's number and its text; None for a line that is undecodable or too long.
+
+    Raises:
+        OSError: It cannot be read, or is a device, a pipe or a socket.
     """
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+    with _open_regular(path) as file:
         wide = encoding or _wide_encoding(file.read(_HEAD))
         file.seek(0)
         if wide:
@@ -601,12 +646,24 @@ def read_lines(path: Path, encoding: str = "") -> Iterator[tuple[int, str | None
                 yield number, _utf8(raw, "utf-8-sig" if number == 1 else "utf-8")
 
 
+def _whole_number(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError as error:  # of 4,300 digits, Python reads none
+        raise ValueError(
+            f"a number has {len(digits):,} digits: if it is a text, write it in quotation marks"
+        ) from error
+
+
 def _plain_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise ValueError(f"the key {twice!r} is given twice")
     return fields
+
+
+_STRICT_JSON: dict[str, Any] = {"object_pairs_hook": _plain_object, "parse_int": _whole_number}
 
 
 def read_json_lines(path: Path, encoding: str = "") -> Iterator[tuple[int, dict[str, Any] | str]]:
@@ -616,14 +673,15 @@ def read_json_lines(path: Path, encoding: str = "") -> Iterator[tuple[int, dict[
             if line is not None and not line.strip():
                 continue
             try:
-                row = json.loads(line, object_pairs_hook=_plain_object) if line is not None else None
+                row = None if line is None else json.loads(line, **_STRICT_JSON)
             except ValueError as error:
                 yield number, f"not JSON: {error}"
                 continue
             except RecursionError:
                 yield number, "the JSON is nested too deeply"
                 continue
-            yield number, row if isinstance(row, dict) else "not a JSON object in UTF-8"
+            wrong = "not a JSON object" if line is not None else "not UTF-8, or has null characters or more than 16 MB"
+            yield number, row if isinstance(row, dict) else wrong
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         yield 0, f"the compressed file is truncated or damaged: {error}"
 

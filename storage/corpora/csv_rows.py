@@ -107,7 +107,8 @@ def _cells(line: str, separator: str) -> tuple[list[str] | None, str]:
     try:
         cells = next(reader)
     except csv.Error as error:
-        return None, str(error)
+        most = csv.field_size_limit()
+        return None, f"a cell has more than {most:,} characters: shorten it" if len(line) > most else str(error)
     return (cells, "") if reader.line_num == 1 else (None, "")
 
 

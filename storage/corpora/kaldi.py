@@ -116,10 +116,12 @@ class KaldiReader(CorpusReader):
     def _segment(self, utterance_id: str, rest: str) -> _Segment | None:
         fields = rest.split()
         try:
-            recording, start, end = fields[0], float(fields[1]), float(fields[2])
+            if len(fields) < 3:
+                raise ValueError("write: utterance recording start end")
+            recording, start, end = fields[0], _seconds(fields[1]), _seconds(fields[2])
             if not 0 <= start < float("inf") or not (end == -1 or start < end < float("inf")):
                 raise ValueError("its times do not ascend from 0")
-        except (IndexError, ValueError) as error:
+        except ValueError as error:
             self._problem(utterance_id, "bad-segment", f"{self.root / 'segments'}: {rest!r}: {error}")
             return None
         return _Segment(recording, start, None if end == -1 else end)  # in Kaldi, -1 means the end of the file
@@ -230,3 +232,10 @@ def _understand(entry: str | None) -> tuple[str | None, int | None]:
         elif word not in (("-p", "-u") if name == "sph2pipe" else ("-c", "-d", "-s", "-dc", "-cd", "-cds")):
             return entry, None  # options such as -t (a time range) would change the audio
     return (files[0], channel) if name in ("sph2pipe", "flac") and len(files) == 1 else (entry, None)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no number of seconds, such as 1.25") from error

@@ -20,11 +20,13 @@ from storage.corpora.base import (
     as_field,
     as_number,
     as_text,
+    as_whole_number,
     checked_times,
     is_file,
     named_file,
     read_json_lines,
     read_lines,
+    why_no_file,
 )
 from storage.corpora.csv_rows import NumberedLines, check_width, find_separator, read_header, read_rows
 from storage.corpora.embedded import (
@@ -132,6 +134,8 @@ class TableReader(CorpusReader):
             raise CorpusError(f"{self.root} has no metadata.csv, .tsv, .jsonl or .parquet: name the table itself")
         if self.root.suffix.lower() not in TABLE_SUFFIXES:
             raise CorpusError(f"{self.root} is not a table: its name must end in {', '.join(TABLE_SUFFIXES)}")
+        if not is_file(self.root):
+            raise CorpusError(f"{self.root} {why_no_file(self.root)}")
         return self.root
 
     def _utterances(self) -> Iterator[Utterance]:
@@ -160,7 +164,7 @@ class TableReader(CorpusReader):
             return None
         audio = self._resolve(values["audio"])
         if isinstance(audio, Path) and not is_file(audio):
-            self._problem(label, "missing-audio", f"line {number} of {self.table.name}: {audio} does not exist")
+            self._problem(label, "missing-audio", f"line {number} of {self.table.name}: {audio} {why_no_file(audio)}")
             return None
         try:
             inside = cell is not None and cell.inside
@@ -176,7 +180,7 @@ class TableReader(CorpusReader):
         if end is None and given is not None and duration is not None:
             end = given + duration
         start, end = checked_times(given or 0.0, end)
-        rate, channel = as_number("sample_rate", values["sample_rate"]), as_number("channel", values["channel"])
+        rate, channel = (as_whole_number(name, values[name]) for name in ("sample_rate", "channel"))
         return Utterance(
             id=label if values["id"] or not start else f"{label}-{round(start * 1000):08d}",
             audio=audio,
@@ -186,10 +190,10 @@ class TableReader(CorpusReader):
             domain=values["domain"] or self.domain,
             language=values["language"] or self.language,
             duration=duration,
-            sample_rate=None if rate is None else int(rate),
+            sample_rate=rate,
             start=start,
             end=end,
-            channel=None if channel is None else int(channel),
+            channel=channel,
             split=values["split"] or None,
             confidence=as_confidence(values["confidence"]),
             **place,
@@ -391,10 +395,10 @@ def _place_in_file(values: Mapping[str, str | None]) -> dict[str, Any]:
     Raises:
         ValueError: A number is none.
     """
-    offset, length, row = (as_number(name, values[name]) for name in ("offset", "length", "row"))
+    offset, length, row = (as_whole_number(name, values[name]) for name in ("offset", "length", "row"))
     if offset is not None and length is not None:
-        return {"offset": int(offset), "length": int(length)}
-    return {"row": int(row), "column": values["column"]} if row is not None and values["column"] else {}
+        return {"offset": offset, "length": length}
+    return {"row": row, "column": values["column"]} if row is not None and values["column"] else {}
 
 
 def write_table(

@@ -8,11 +8,13 @@ from unicodedata import normalize
 from pydantic import Field, field_validator, model_validator
 
 from configurable.configuration import Configuration
-from configurable.wording import nearest
+from configurable.wording import nearest, printable
 from speech.synthesis.corpus import SynthesisConfig
 from storage.corpora import READERS, reader_class
 from storage.corpora.base import corpus_name
 
+LONGEST_NAME = 100
+"""Characters of a name: it is part of the names of files, of which few file systems allow more than 255."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -24,7 +26,7 @@ def layouts() -> dict[str, str]:
 
 def is_name(text: str) -> bool:
     """Whether a text is a valid name of a model, a set, an object and a metric."""
-    return bool(_NAME.fullmatch(text))
+    return len(text) <= LONGEST_NAME and bool(_NAME.fullmatch(text))
 
 
 def checked_name(name: str) -> str:
@@ -33,6 +35,8 @@ def checked_name(name: str) -> str:
     Raises:
         ValueError: If the name is invalid.
     """
+    if len(name) > LONGEST_NAME:
+        raise ValueError(f"{printable(name, LONGEST_NAME)!r} has {len(name):,} characters: use at most {LONGEST_NAME}")
     if name and not is_name(name):
         raise ValueError(f"{name!r}: use letters, digits, '.', '_' and '-', and start with a letter or digit")
     return name

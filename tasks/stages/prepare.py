@@ -128,7 +128,7 @@ def check(utterance: Utterance, data: DataConfig, normalizer: TextNormalizer) ->
             return refused("bad-name", f"the file name {utterance.audio} is not UTF-8: rename the file or its folder")
         return refused("bad-text", f"a field is not valid Unicode: {error.reason}")
     if utterance.split and not is_name(utterance.split):
-        return refused("bad-set", f"set {utterance.split!r}: use letters, digits, '.', '_' and '-'")
+        return refused("bad-set", f"set {utterance.split!r}: use letters, digits, '.', '_' and '-', at most 100")
     try:
         text = normalizer(utterance.text, utterance.language)
         samples, rate = load_utterance_samples(utterance, max_seconds=data.max_seconds)

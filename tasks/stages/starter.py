@@ -18,7 +18,7 @@ from tasks.config.yaml_text import one_line
 from tasks.dataset.discovery import FoundSource
 from tasks.dataset.manifest import Refused
 from tasks.dataset.policies import DuplicatesConfig
-from tasks.dataset.sources import SourceConfig
+from tasks.dataset.sources import LONGEST_NAME, SourceConfig
 from tasks.figures import percent
 from tasks.stages.prepare import Checked, check_all
 from tasks.stages.sources import EXAMPLES, left_out, open_source
@@ -532,4 +532,4 @@ def _schedule(hours: float, long_s: float, batch: int) -> tuple[int, int]:
 def config_name(folder: Path) -> str:
     """A name for a configuration, from that of a folder or file."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", folder.resolve().stem if folder.is_file() else folder.resolve().name)
-    return name.strip("-._") or "recordings"
+    return name.strip("-._")[:LONGEST_NAME] or "recordings"

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NotRequired
 from uuid import uuid4
 
+import psutil
 import pyarrow.compute as pc
 import torch
 from pydantic import BaseModel
@@ -24,7 +25,9 @@ from recognition.initial_weights import InitialWeights, Transfer, save_initial
 from recognition.systems import system_of
 from recognition.systems.base import SpeechTaskConfig
 from speech.hmm.priors import log_priors
+from speech.models.networks.base import TrainableNetwork
 from speech.tokens import TOKENIZERS, TokenError, TrainedTokenizer, tokenizer_from_dict
+from storage.disks import size_text
 from storage.index import ShardIndex
 from storage.intact import readable
 from storage.objects import ObjectStore
@@ -431,16 +434,50 @@ class TrainRecord(DamageRecord):
     """The model that training began with, and what was taken from it."""
 
 
+_MOST_LAYERS = 1000
+"""Largest number of layers of one kind; even without memory for its weights, each takes milliseconds to build."""
+
+
+def check_sizes(spec: BundleSpec) -> TrainableNetwork:
+    """Check that this machine can hold a model's weights, before any is allocated.
+
+    Args:
+        spec: What the finished bundle will be.
+
+    Returns:
+        The network, without weights.
+
+    Raises:
+        StageError: It cannot, or a size is impossible.
+    """
+    room = psutil.virtual_memory().total
+    if (layers := getattr(spec.model, "layers", 0)) > _MOST_LAYERS:
+        raise StageError(f"model.layers is {layers:,}: choose at most {_MOST_LAYERS:,}")
+    try:
+        with torch.device("meta"):
+            network = spec.build_model()
+    except (RuntimeError, ValueError) as error:  # a RuntimeError for a size that no tensor can have
+        raise StageError(f"the model cannot be built ({error}): choose smaller sizes in model") from error
+    size = sum(weights.numel() * weights.element_size() for weights in network.parameters())
+    if size > room:
+        raise StageError(
+            f"the model's weights take {size_text(size)}, and this machine has {size_text(room)} of memory: choose "
+            "smaller sizes in model"
+        )
+    return network
+
+
 def _check_trained(job: TrainJob) -> None:
-    """Check that the patterns of the parameters to train fit the model, before processes are started.
+    """Check the model's sizes, and that the patterns of the parameters to train fit it, before processes are started.
 
     Raises:
         StageError: If they do not; the message has the names that there are.
     """
     assert isinstance(job.task, SpeechTaskConfig)
+    network = check_sizes(job.task.spec)
     try:
         with torch.device("meta"):
-            trained_network(job.task.spec.build_model(), job.train, job.task.new_parameters)
+            trained_network(network, job.train, job.task.new_parameters)
     except ValueError as error:
         raise StageError(str(error)) from error
 

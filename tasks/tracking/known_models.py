@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import mlflow
-from mlflow.entities.model_registry import RegisteredModel
+from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 _SHOWN = 10
 """Maximum number of names or versions in a message."""
@@ -18,6 +18,22 @@ def registered_models(api: mlflow.MlflowClient) -> Iterator[RegisteredModel]:
         token = page.token
         if not token:
             return
+
+
+def named(name: str) -> str | None:
+    """MLflow's filter for a name of any characters; None for a name with quotation marks of both kinds."""
+    quote = next((mark for mark in ("'", '"') if mark not in name), None)
+    return quote and f"name = {quote}{name}{quote}"
+
+
+def versions_named(api: mlflow.MlflowClient, name: str) -> list[ModelVersion]:
+    """All versions of a registered model, newest first."""
+    page = api.search_model_versions(named(name))
+    found = list(page)
+    while page.token:
+        page = api.search_model_versions(named(name), page_token=page.token)
+        found += page
+    return sorted((version for version in found if version.name == name), key=lambda version: -int(version.version))
 
 
 def model_names(api: mlflow.MlflowClient) -> list[str]:
@@ -39,7 +55,7 @@ def unknown_model(name: str, known: list[str]) -> str:
 def versions_of(api: mlflow.MlflowClient, name: str) -> dict[str, list[str]]:
     """Aliases of each version of a model, newest first; an alias is written as `@champion`."""
     aliases = api.get_registered_model(name).aliases
-    numbers = sorted((int(version.version) for version in api.search_model_versions(f"name = '{name}'")), reverse=True)
+    numbers = [int(version.version) for version in versions_named(api, name)]
     return {
         str(number): sorted(f"@{alias}" for alias, version in aliases.items() if int(version) == number)
         for number in numbers

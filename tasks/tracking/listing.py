@@ -1,5 +1,6 @@
 """What MLflow holds, for people: the registered models with their error rates, and the runs."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -8,7 +9,7 @@ from typing import Any
 import mlflow
 from mlflow.entities import Run
 
-from tasks.tracking.known_models import registered_models, unknown_model
+from tasks.tracking.known_models import named, registered_models, unknown_model, versions_named
 from tasks.tracking.metrics import ELAPSED, VALID_WER
 from tasks.tracking.registry import RegistryError
 from tasks.tracking.runs import DECISION_TAG, ENDED_TAG, STOPPED
@@ -54,6 +55,8 @@ class TrackedRun:
 def list_versions(api: mlflow.MlflowClient, name: str = "") -> list[RegisteredVersion]:
     """The versions of a model, newest first; without a name, those of all models that have an alias.
 
+    If none has one, as in a registry of other programs, the newest version of each is listed.
+
     Args:
         api: MLflow client.
         name: Registered model.
@@ -64,15 +67,15 @@ def list_versions(api: mlflow.MlflowClient, name: str = "") -> list[RegisteredVe
     models = list(registered_models(api))
     if name and name not in (known := [model.name for model in models]):
         raise RegistryError(unknown_model(name, known))
-    listed: list[RegisteredVersion] = []
-    for model in models:
-        if name in ("", model.name):
-            versions = [
-                _version(version, model.aliases) for version in api.search_model_versions(f"name = '{model.name}'")
-            ]
-            chosen = [version for version in versions if name or version.aliases]
-            listed += sorted(chosen, key=lambda version: -int(version.version))
-    return listed
+    found = {
+        model.name: [_version(version, model.aliases) for version in versions_named(api, model.name)]
+        for model in models
+        if name in ("", model.name)
+    }
+    if name:
+        return found[name]
+    with_alias = [version for versions in found.values() for version in versions if version.aliases]
+    return with_alias or [versions[0] for versions in found.values() if versions]
 
 
 def list_runs(api: mlflow.MlflowClient, experiment: str = "", limit: int = 20) -> list[TrackedRun]:
@@ -83,8 +86,8 @@ def list_runs(api: mlflow.MlflowClient, experiment: str = "", limit: int = 20) -
         experiment: Name of a configuration; empty for all.
         limit: Maximum number of runs.
     """
-    wanted = f"name = '{experiment}'" if experiment else None
-    names = {experiment.experiment_id: experiment.name for experiment in api.search_experiments(filter_string=wanted)}
+    experiments = api.search_experiments(filter_string=named(experiment) if experiment else None)
+    names = {each.experiment_id: each.name for each in experiments if experiment in ("", each.name)}
     if not names:
         return []
     runs = api.search_runs(list(names), max_results=limit, order_by=["attributes.start_time DESC"])
@@ -118,9 +121,17 @@ def _run(run: Run, experiment: str) -> TrackedRun:
 
 
 def _rates(values: Mapping[str, Any]) -> dict[str, float]:
-    """Error rates of whole sets among metrics or tags."""
+    """Error rates of whole sets among metrics or tags; a tag that others have written may be anything."""
     names = [name for name in values if name.endswith(_RATE) and not any(part in name for part in _PARTS)]
-    return {name.removesuffix(_RATE): float(values[name]) for name in sorted(names) if values[name] != "None"}
+    return {name.removesuffix(_RATE): rate for name in sorted(names) if (rate := _number(values[name])) is not None}
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _time(milliseconds: int) -> datetime:

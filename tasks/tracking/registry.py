@@ -22,7 +22,7 @@ from tasks.dataset.policies import SlotsConfig
 from tasks.locking.lock_owner import LockOwner
 from tasks.locking.slots import lock_name, machine_lock, shared_lock
 from tasks.orchestration.events import ROLLED_BACK, emit
-from tasks.tracking.known_models import model_names, unknown_model, versions_of, versions_text
+from tasks.tracking.known_models import model_names, unknown_model, versions_named, versions_of, versions_text
 from tasks.tracking.runs import DECISION_TAG, KEY_TAG, REPORT_FILE, artifact_link, client, ui_links
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
@@ -294,7 +294,7 @@ def history(api: mlflow.MlflowClient, name: str) -> list[dict[str, Any]]:
         RegistryError: If there is no such model.
     """
     existing_model(api, name)
-    versions = sorted(api.search_model_versions(f"name = '{name}'"), key=lambda v: -int(v.version))
+    versions = versions_named(api, name)
     return [
         {
             "version": str(v.version),

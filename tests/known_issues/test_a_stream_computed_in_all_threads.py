@@ -37,5 +37,5 @@ def test_chunks_are_computed_and_searched_in_one_thread(tmp_path, monkeypatch, t
         watch(place, name)
     results = [result for _ in range(4) for result in stream.accept(torch.randn(8000).numpy() / 8)] + stream.finish()
     assert all(isinstance(result, StreamResult) for result in results)
-    assert threads == dict.fromkeys(("accept", "_outputs", "_searched", "_close"), {1})
+    assert threads == {name: {1} for name in ("accept", "_outputs", "_searched", "_close")}
     assert torch.get_num_threads() == 2

@@ -83,21 +83,20 @@ def _call(stage: Stage[Any]) -> Any:
     return call
 
 
-def _tell_sets(run: Run, logger: Any = None) -> None:
+def _tell_sets(run: Run, logger: Any = _log) -> None:
     """Tell the size of each set and duplicates, and warn about shared speakers and recordings, before training.
 
     Args:
         run: A run whose data sets are known.
-        logger: Of its Prefect task, which has all of this; without one, warnings are logged if nobody follows lines.
+        logger: Of its Prefect task, which has the warnings in any case; the other one where nobody follows lines.
     """
     record, data = run.result("prepare").record, run.config.data
-    if logger is not None:
-        logger.info("sets: %s", sets_text(record))
-        if record["duplicates"]:
-            logger.info("duplicates: %s", " ".join(doubles_of(record, data)))
+    logger.info("sets: %s", sets_text(record))
+    if record["duplicates"]:
+        logger.info("duplicates: %s", " ".join(doubles_of(record, data)))
     for warning in data_warnings(record, data):
-        if logger is not None or not progress.followed():
-            (logger or _log).warning(warning)
+        if logger is not _log or not progress.followed():
+            logger.warning(warning)
         if run.trial is None and data.fold <= 1:  # all trials and folds have the same speech
             progress.announce(PREPARE.name, f"warning: {warning}")
 

@@ -43,13 +43,13 @@ def decoded(monkeypatch):
     """How many samples have been decoded so far."""
     counts = []
 
-    class Counting(soundfile.SoundFile):
+    class Counting(speech.audio._SoundFile):
         def read(self, frames=-1, *args, **options):
             block = super().read(frames, *args, **options)
             counts.append(len(block))
             return block
 
-    monkeypatch.setattr(speech.audio.soundfile, "SoundFile", Counting)
+    monkeypatch.setattr(speech.audio, "_SoundFile", Counting)
     return counts
 
 

@@ -30,6 +30,7 @@ from training.processes import logs
 from training.processes.children import end_of_log, end_with_parent, engine_command, log_size, on_termination
 from training.processes.exit_reason import leave_reason, read_reason, run_with_reason
 from training.processes.keys import RingKey
+from training.processes.signs import last_sign
 from training.processes.sockets import AddressError, split_address
 from training.processes.supervision import EndedError, ManagedProcess, SupervisorError, end_together
 
@@ -44,8 +45,8 @@ MAX_COORDINATOR_RESTARTS = 20
 MAX_EVALUATOR_RESTARTS = 3
 MAX_SERVER_RESTARTS = 20
 """Restarts of each process of the parameter server."""
-LEFT_BEHIND_S = 120.0
-"""How long the evaluator may take after the last node has ended."""
+QUIET_S = 1200.0
+"""How long the evaluator may compute nothing after the last node has ended; what is left to evaluate may take hours."""
 SHARED_FILES = "shared"
 """Prefix of the files that local nodes share."""
 
@@ -179,7 +180,7 @@ class TrainingSupervisor:
     def _watch(self, address: str) -> int:
         assert self.evaluator is not None
         assert self.coordinator is not None
-        alone_since: float | None = None
+        heard, heard_at = 0, time.monotonic()
         while True:
             if self.stop_requested:
                 return self._stop_training(address)
@@ -193,9 +194,15 @@ class TrainingSupervisor:
             if self.nodes and all(part.ended is not None for part in self.nodes):
                 if all(part.ended not in (0, STOPPED) for part in self.nodes):
                     return self._all_failed()
-                alone_since = alone_since or time.monotonic()
-                if time.monotonic() > alone_since + LEFT_BEHIND_S * 10:
-                    raise SupervisorError(f"the nodes have ended, the evaluator has not:\n{self.evaluator.tail()}")
+                if time.monotonic() > heard_at + QUIET_S:
+                    text = (
+                        f"the nodes have ended, and the evaluator has computed nothing for {QUIET_S / 60:.0f} minutes"
+                    )
+                    raise SupervisorError(f"{text}:\n{self.evaluator.tail()}")
+            else:
+                heard_at = time.monotonic()
+            if (sign := last_sign(self.folder)) != heard:
+                heard, heard_at = sign, time.monotonic()
             time.sleep(0.1)
 
     def _revive(self, part: ManagedProcess, final: tuple[int, ...] = (), fatal: bool = True) -> None:

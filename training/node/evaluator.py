@@ -49,6 +49,7 @@ from training.node.rank import DIVERGED
 from training.processes import logs
 from training.processes.children import end_with_parent, exit_at_once
 from training.processes.exit_reason import run_with_reason
+from training.processes.signs import Signs
 
 log = logging.getLogger(__name__)
 POLL_S = 0.3
@@ -320,6 +321,8 @@ def main(argv: list[str] | None = None) -> int:
     from training.processes.keys import RingKey
 
     job = TrainJob.model_validate_json(args.job.read_bytes())
+    # learners may have ended long ago: whoever waits for this process must see that it works
+    torch.nn.modules.module.register_module_forward_hook(Signs(args.job.parent).give)
     client = CoordinatorClient(args.coordinator, RingKey.load(args.key_file) if args.key_file else None)
     evaluator = Evaluator(job)
     patience_s = job.train.membership.coordinator_patience_s

@@ -98,8 +98,9 @@ def measure(run: Run, recipe: str = "", chunks_ms: Sequence[float] = CHUNKS_MS) 
             recognizer: Recognizer[Any] = Recognizer.load(bundle)
             recognizer.prepare()
             yield _measured(run, recipe, recognizer, None, size_mb)
-            model = recognizer.spec.model
-            for chunk_ms in chunks_ms if model is not None and model.streams else ():
+            model, features = recognizer.spec.model, recognizer.spec.features
+            streams = model is not None and model.streams and not features.whole_utterance
+            for chunk_ms in chunks_ms if streams else ():
                 yield _measured(run, recipe, recognizer, chunk_ms, size_mb)
     finally:
         torch.set_num_threads(threads)

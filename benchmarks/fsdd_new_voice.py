@@ -3,7 +3,7 @@
     python -m benchmarks.fsdd_new_voice [--config configs/fsdd_whisper.yaml] [--speakers NAME …]
 
 Needs STARLING_SHARED_DATA, and what the configuration needs. For each speaker, a pipeline on the training sets of the
-other three registers a champion; a second one begins with it (`train.init: "@champion"`) and trains on twenty
+other three registers a champion; a second one begins with that version (`train.init`) and trains on twenty
 recordings of the new voice, two of each digit, and on a share of the old ones. Both are scored on the speaker's other
 480 recordings, and on the official test recordings of the three known speakers. Prints both error rates of both models,
 and JSON. Runs are cached: an interrupted benchmark continues.
@@ -68,7 +68,7 @@ def of_speaker(options: argparse.Namespace, speaker: str) -> dict[str, Any]:
     name = f"new-voice-{options.config.stem.replace('_', '-')}-{speaker}"
     champion = run(options, name, [source("train"), *tests])
     mixed = [source("few", set="train"), source("train", share=options.share), *tests]
-    begun = {"train.init": "@champion", "train.epochs": options.epochs, "data.valid_share": 0.1}
+    begun = {"train.init": champion["model_uri"], "train.epochs": options.epochs, "data.valid_share": 0.1}
     further = run(options, name, mixed, begun)
     return {
         "speaker": speaker,

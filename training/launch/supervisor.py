@@ -194,15 +194,15 @@ class TrainingSupervisor:
             if self.nodes and all(part.ended is not None for part in self.nodes):
                 if all(part.ended not in (0, STOPPED) for part in self.nodes):
                     return self._all_failed()
-                if time.monotonic() > heard_at + QUIET_S:
+                if (sign := last_sign(self.folder)) != heard:
+                    heard, heard_at = sign, time.monotonic()
+                elif time.monotonic() > heard_at + QUIET_S:
                     text = (
                         f"the nodes have ended, and the evaluator has computed nothing for {QUIET_S / 60:.0f} minutes"
                     )
                     raise SupervisorError(f"{text}:\n{self.evaluator.tail()}")
             else:
                 heard_at = time.monotonic()
-            if (sign := last_sign(self.folder)) != heard:
-                heard, heard_at = sign, time.monotonic()
             time.sleep(0.1)
 
     def _revive(self, part: ManagedProcess, final: tuple[int, ...] = (), fatal: bool = True) -> None:

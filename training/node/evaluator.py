@@ -321,7 +321,7 @@ def main(argv: list[str] | None = None) -> int:
     from training.processes.keys import RingKey
 
     job = TrainJob.model_validate_json(args.job.read_bytes())
-    # learners may have ended long ago: whoever waits for this process must see that it works
+    # the supervisor waits for this process, long after the learners have ended, as long as it computes
     torch.nn.modules.module.register_module_forward_hook(Signs(args.job.parent).give)
     client = CoordinatorClient(args.coordinator, RingKey.load(args.key_file) if args.key_file else None)
     evaluator = Evaluator(job)

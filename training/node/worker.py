@@ -40,10 +40,10 @@ from training.parameter_server.client import ServerClient
 
 log = logging.getLogger(__name__)
 IDLE_S = 0.02
+"""Seconds between two polls of the coordinator's answers when there is nothing to train."""
 _LINE_S = 30.0
 """Seconds after which a step has a line in the journal though it is none of every `log_steps`: where a step takes long,
 as with a pretrained model on a CPU, the time that is left is known after two of them."""
-"""Seconds between two polls of the coordinator's answers when there is nothing to train."""
 MAX_RECOVERIES = 3
 """Times that a node takes a neighbour's weights after non-finite losses before it gives up."""
 _REMEDY = "lower train.optimizer.lr or lengthen train.schedule.warmup_epochs"

@@ -27,7 +27,7 @@ MOST_CELLS = 1 << 30
 """Largest table of an alignment, in bytes: of two texts of 32,768 words that have nothing in common."""
 _DIAGONAL, _DELETION, _INSERTION = 0, 1, 2
 _FEW_WORDS = 64
-"""Up to so many words, a row is computed faster word by word than as an array."""
+"""Hypotheses of at most this many words are aligned word by word, which is faster for them than arrays."""
 
 
 class TextTooLongError(ValueError):
@@ -106,8 +106,9 @@ def count_operations(ref: Sequence[str], hyp: Sequence[str]) -> tuple[int, int, 
     if ref == hyp:
         return len(ref), 0, 0, 0
     extra = len(hyp) - len(ref)
-    shared = _common_ending(ref, hyp)
-    check_cells(len(ref) - shared, len(hyp) - shared, MOST_CELLS)
+    if len(ref) * len(hyp) > MOST_CELLS:  # words that both end with need no table
+        shared = _common_ending(ref, hyp)
+        check_cells(len(ref) - shared, len(hyp) - shared, MOST_CELLS)
     cost = Levenshtein.distance(ref, hyp, weights=(INSERTION_COST, DELETION_COST, SUBSTITUTION_COST))
     pair = _ONLY_PAIR.get(cost - 3 * abs(extra))
     if pair is None:

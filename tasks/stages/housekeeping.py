@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from functools import partial
 
 from storage.audit import Repair, StorageProblem, repair
 from storage.garbage import Garbage, GarbagePlan, collect, plan_garbage
@@ -19,20 +19,16 @@ def registered_outputs() -> dict[str, str]:
     Raises:
         StageError: If MLflow does not answer, so that registered models are unknown.
     """
+    from tasks.tracking.known_models import all_pages
     from tasks.tracking.runs import KEY_TAG, client
 
-    outputs: dict[str, str] = {}
-    token: str | None = None
     try:
-        api = client()
-        while True:
-            page: Any = api.search_model_versions("", max_results=1000, page_token=token)
-            for version in page:
-                if KEY_TAG in version.tags:
-                    outputs[f"register/{version.tags[KEY_TAG]}"] = f"{version.name}/{version.version}"
-            token = page.token
-            if not token:
-                return outputs
+        versions = all_pages(partial(client().search_model_versions, "", max_results=1000))
+        return {
+            f"register/{version.tags[KEY_TAG]}": f"{version.name}/{version.version}"
+            for version in versions
+            if KEY_TAG in version.tags
+        }
     except Exception as error:  # after any error of MLflow, no output may be treated as unregistered
         raise StageError(
             f"MLflow at {shown_mlflow_uri()} cannot be asked for registered models ({type(error).__name__}: {error}): "

@@ -1,6 +1,8 @@
 """What the model registry has, for messages about what it does not have."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import mlflow
 from mlflow.entities.model_registry import ModelVersion, RegisteredModel
@@ -9,15 +11,20 @@ _SHOWN = 10
 """Maximum number of names or versions in a message."""
 
 
-def registered_models(api: mlflow.MlflowClient) -> Iterator[RegisteredModel]:
-    """All registered models, sorted by name."""
+def all_pages(search: Callable[..., Any]) -> Iterator[Any]:
+    """What one of MLflow's searches, which takes `page_token`, finds on all pages."""
     token = None
     while True:
-        page = api.search_registered_models(page_token=token)
+        page = search(page_token=token)
         yield from page
         token = page.token
         if not token:
             return
+
+
+def registered_models(api: mlflow.MlflowClient) -> Iterator[RegisteredModel]:
+    """All registered models, sorted by name."""
+    return all_pages(api.search_registered_models)
 
 
 def named(name: str) -> str | None:
@@ -28,11 +35,7 @@ def named(name: str) -> str | None:
 
 def versions_named(api: mlflow.MlflowClient, name: str) -> list[ModelVersion]:
     """All versions of a registered model, newest first."""
-    page = api.search_model_versions(named(name))
-    found = list(page)
-    while page.token:
-        page = api.search_model_versions(named(name), page_token=page.token)
-        found += page
+    found = all_pages(partial(api.search_model_versions, named(name)))
     return sorted((version for version in found if version.name == name), key=lambda version: -int(version.version))
 
 

@@ -1,6 +1,6 @@
 """Recognizes a set of shards: a hypothesis for every utterance."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -132,7 +132,7 @@ def encode_set(
     rows: NDArray[np.int64],
     batch_seconds: float = BATCH_SECONDS,
     on_damage: Callable[[ShardError], object] | None = None,
-    known: Collection[int] = (),
+    known: frozenset[int] = frozenset(),
 ) -> Iterator[tuple[Batch, E]]:
     """Batches of some utterances with what the encoder gives for them, as far as the device's memory allows.
 
@@ -169,7 +169,7 @@ def _adapted_batches(
     rows: NDArray[np.int64],
     batch_seconds: float,
     on_damage: Callable[[ShardError], object] | None,
-    known: Collection[int],
+    known: frozenset[int],
 ) -> Iterator[Batch]:
     """Batches of speaker-adapted features, made from up to `together_s` seconds of a speaker's utterances at once."""
     speakers = dataset.index.values("speaker")
@@ -177,7 +177,7 @@ def _adapted_batches(
         own = rows[places]
         spans = (np.cumsum(dataset.durations[own]) // together_s).tolist()
         for part in by_speaker(spans).values():
-            if all(row in known for row in own[part].tolist()):
+            if known.issuperset(own[part].tolist()):
                 continue
             heard: list[Batch] = []
             feats = iter(adapter(_waves(whole_batches(dataset, own[part], batch_seconds, on_damage), heard)))
@@ -200,7 +200,7 @@ def whole_batches(
     batch_seconds: float,
     on_damage: Callable[[ShardError], object] | None,
     min_seconds: float = 0.0,
-    known: Collection[int] = (),
+    known: frozenset[int] = frozenset(),
 ) -> Iterator[Batch]:
     """Batches without the utterances of damaged shards; after each such shard, the rest is planned again.
 
@@ -219,7 +219,7 @@ def whole_batches(
         planned = [left[rows] for rows in plan]
         given: list[NDArray[np.int64]] = []
         try:
-            for batch in read_ahead(dataset.batch, [b for b in planned if not all(row in known for row in b.tolist())]):
+            for batch in read_ahead(dataset.batch, [rows for rows in planned if not known.issuperset(rows.tolist())]):
                 given.append(batch.rows)
                 yield batch
             return

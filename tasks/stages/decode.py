@@ -48,6 +48,7 @@ from tasks.stages.process_cache import cached_once
 from tasks.stages.quarantined import DamageRecord, add_damaged, found_whole
 from tasks.stages.run_sets import scored_sets, set_digest, set_url
 from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
+from tasks.stages.shard import SHARD
 from tasks.stages.train import TRAIN
 from tasks.stages.tuning import figures, tune_on_validation, tuned_inputs, tuned_text
 
@@ -218,10 +219,8 @@ def _work(run: Run, output: StageOutput) -> DecodeRecord:
             record["tuning"] = tune_on_validation(run, bundle)
             chosen = record["tuning"]["chosen"]
         decode = run.config.decoder.model_copy(update=chosen)
-        sizes = {
-            name: len(ShardIndex.read(ObjectStore(set_url(run, name, recognition=True)))) for name in record["sets"]
-        }
-        parts = progress.Parts("decode", sizes)
+        sharded = SHARD.record(run)["sets"]
+        parts = progress.Parts("decode", {name: sharded[name]["utterances"] for name in record["sets"]})
         for name in record["sets"]:
             quarantine = set_quarantine(run, name, output.store)
             started = time.monotonic()

@@ -49,7 +49,8 @@ MAX_AMPLITUDE = 64.0
 """Largest accepted sample, 36 dB above full scale; beyond that, samples are unscaled integers or damaged."""
 _INT16_SCALE = 32768
 _PIPE_BYTES = 1 << 16
-_NO_END = 1 << 62
+NO_END = 1 << 62
+"""Frames of audio whose end is not known; libsndfile gives the largest integer."""
 _OPEN_BYTES = 0x7FFF_0000
 """Lengths of WAV data above this mean that it was not known when the header was written."""
 _LARGEST_CHUNK = 1 << 20
@@ -169,7 +170,7 @@ def stream_audio(source: bytes | str | Path) -> Iterator[tuple[Tensor, int]]:
             yield _to_mono(block), rate
         if file.tell() == 0:
             raise AudioError(f"{name} has no sample", "empty")
-        if left > 0 and file.frames < _NO_END:
+        if left > 0 and file.frames < NO_END:
             raise AudioError(f"{name} is truncated: {left} of {file.frames} samples are missing", "unreadable")
 
 
@@ -186,7 +187,7 @@ def stream_pcm(file: BinaryIO, raw_rate: int) -> Iterator[tuple[Tensor, int]]:
     Raises:
         AudioError: There is no sample, or a header announces another coding.
     """
-    name, rate, channels, left = "standard input", raw_rate, 1, _NO_END
+    name, rate, channels, left = "standard input", raw_rate, 1, NO_END
     rest = file.read(12)
     if rest.startswith(_MAGIC):
         rate, channels, left = _pcm_header(file, rest, name)
@@ -220,7 +221,7 @@ def _pcm_header(file: BinaryIO, start: bytes, name: str) -> tuple[int, int, int]
             kind, size = struct.unpack("<4sI", head)
             if kind == b"data" and (form, coding) in _PCM16 and channels:
                 # the length is not known before the end: recorders write 0 or a very large one
-                return rate, channels, size if 0 < size < _OPEN_BYTES else _NO_END
+                return rate, channels, size if 0 < size < _OPEN_BYTES else NO_END
             if kind == b"data" or size > _LARGEST_CHUNK:
                 break
             body = file.read(size + size % 2)
@@ -352,7 +353,7 @@ class _SoundFile(soundfile.SoundFile):  # type: ignore[misc]
 
     @override
     def seekable(self) -> bool:
-        return self.frames < _NO_END and bool(super().seekable())
+        return self.frames < NO_END and bool(super().seekable())
 
 
 def _check_whole(source: bytes | str | Path, file: soundfile.SoundFile, name: str) -> None:
@@ -403,7 +404,7 @@ def _read_segment(
         _seek(file, first, name)
     most = math.floor(min(MAX_SAMPLES, max_seconds * file.samplerate + 1e-6))
     blocks, missing, room = [], last - first, most
-    if missing > room and file.frames < _NO_END:
+    if missing > room and file.frames < NO_END:
         raise _too_long(name, missing, most, file.samplerate)
     while missing > 0:
         block = file.read(min(missing, _block(file)), dtype="float32", always_2d=True)
@@ -414,7 +415,7 @@ def _read_segment(
             raise _too_long(name, most - room, most, file.samplerate)
         blocks.append(_one_channel(block, channel))
     # Streamed FLAC may leave its length open (libsndfile then reports the largest integer); otherwise it must match.
-    if missing > 0 and file.frames < _NO_END:
+    if missing > 0 and file.frames < NO_END:
         raise AudioError(f"{name} is truncated: {missing} of {last - first} samples are missing", "unreadable")
     return np.concatenate([np.empty(0, np.float32), *blocks]) if len(blocks) != 1 else blocks[0]
 

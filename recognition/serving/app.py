@@ -27,13 +27,11 @@ from recognition.serving.queue import QueueClosedError, RecognitionLateError, Re
 from recognition.serving.service import SpeechService
 from recognition.serving.streams import serve_stream
 from recognition.transcriber import Transcript
-from speech.audio import AudioError, decode_audio
+from speech.audio import NO_END, AudioError, decode_audio
 
 ROUTE = "/v1/audio/transcriptions"
 _LOOK_S = 0.5
 """Seconds between two looks whether a waiting client is still there."""
-_UNKNOWN_FRAMES = 1 << 62
-"""What libsndfile gives as the number of frames if a file does not tell."""
 _LONGEST_REASON = 200
 """Characters of the reason for which a form cannot be read."""
 _TAIL = 16
@@ -291,7 +289,7 @@ def check_audio(data: bytes, most_seconds: float) -> None:
         raise ApiError(status, str(error), code, "file") from error
     except (soundfile.SoundFileError, RuntimeError) as error:
         raise ApiError(415, "the file cannot be read as audio", "unsupported_audio", "file") from error
-    if info.frames < _UNKNOWN_FRAMES and info.frames > most_seconds * info.samplerate:
+    if info.frames < NO_END and info.frames > most_seconds * info.samplerate:
         raise _too_long(most_seconds)
 
 

@@ -364,6 +364,9 @@ def is_file(path: Path) -> bool:
         return False
 
 
+_SPECIAL = "is a device, pipe or socket, not a file"
+
+
 def why_no_file(path: Path) -> str:
     """Why `is_file` is false, as the end of a message that begins with the path."""
     try:
@@ -375,7 +378,7 @@ def why_no_file(path: Path) -> str:
     except (OSError, ValueError) as error:  # a ValueError for a name with a null byte or lone surrogates
         reason = getattr(error, "strerror", None) or error
         return f"cannot be looked at ({reason}): check its name, and the permissions of its folders"
-    return "is a folder, not a file" if stat.S_ISDIR(mode) else "is a device, pipe or socket, not a file"
+    return "is a folder, not a file" if stat.S_ISDIR(mode) else _SPECIAL
 
 
 def named_file(folder: Path, name: str) -> Path:
@@ -599,7 +602,7 @@ def _open_regular(path: Path) -> IO[bytes]:
         OSError: It is a device, a pipe or a socket, or cannot be read.
     """
     if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
-        raise OSError(errno.EINVAL, "it is a device, pipe or socket, not a file", str(path))
+        raise OSError(errno.EINVAL, f"it {_SPECIAL}", str(path))
     return cast("IO[bytes]", gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 
 

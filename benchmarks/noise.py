@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.silence import clip_arguments, load_clips, open_model
+from benchmarks.silence import clip_arguments, load_clips, open_model, recognized
 from recognition.transcriber import Transcriber
 from speech.features.augment import AugmentConfig, NoiseConfig, WaveAugment, utterance_seeds
-from speech.scoring import score_sets
 from tasks.scores import summarize
 from tasks.stages.base import Run
 
@@ -50,8 +49,7 @@ def measure(transcriber: Transcriber, run: Run, options: argparse.Namespace) -> 
         clips = waves
         if snr_db is not None:
             clips = noisy(waves, ids, NoiseConfig(snr_db=(snr_db, snr_db), **kinds[kind]), rate)
-        texts = [transcript.text for transcript in transcriber.transcribe([clip.numpy() for clip in clips])]
-        report = score_sets([(who, ref, hyp, spk, "") for (who, ref, spk), hyp in zip(said, texts, strict=True)])
+        _, report = recognized(transcriber, clips, said)
         scores = summarize(report, run.config.seed)
         rows.append({"noise": kind, "snr_db": snr_db, **scores})
         ratio = "" if snr_db is None else f"{snr_db:5g} dB"

@@ -21,7 +21,7 @@ from flows.models import fetch_model
 from flows.names import new_run_id
 from recognition.data.dataset import SpeechDataset
 from recognition.transcriber import Transcriber
-from speech.scoring import score_sets
+from speech.scoring import ScoreReport, score_sets
 from storage.index import ShardIndex
 from storage.reading import ShardReader
 from tasks.config.pipeline import load_config
@@ -66,6 +66,14 @@ def padded(wave: Tensor, seconds: float, level_db: float | None, sample_rate: in
     return torch.cat([before, wave, after])
 
 
+def recognized(
+    transcriber: Transcriber, clips: Sequence[Tensor], said: Sequence[tuple[str, str, str]]
+) -> tuple[list[str], ScoreReport]:
+    """What is recognized in clips, and its score; `said` are id, text and speaker of each."""
+    texts = [transcript.text for transcript in transcriber.transcribe([clip.numpy() for clip in clips])]
+    return texts, score_sets([(who, ref, hyp, spk, "") for (who, ref, spk), hyp in zip(said, texts, strict=True)])
+
+
 def measure(
     transcriber: Transcriber, run: Run, name: str, count: int, pauses: list[tuple[float, float | None]]
 ) -> list[dict[str, Any]]:
@@ -76,10 +84,8 @@ def measure(
     rows = []
     for seconds, level_db in [(0.0, None), *pauses]:
         clips = [padded(wave, seconds, level_db, rate, number) for number, wave in enumerate(waves)]
-        texts = [transcript.text for transcript in transcriber.transcribe([clip.numpy() for clip in clips])]
+        texts, report = recognized(transcriber, clips, said)
         clean = clean or texts
-        scored = [(who, ref, hyp, speaker, "") for (who, ref, speaker), hyp in zip(said, texts, strict=True)]
-        report = score_sets(scored)
         rows.append(
             {
                 "seconds": seconds,

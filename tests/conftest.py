@@ -279,6 +279,34 @@ def tones_are_speech(monkeypatch):
 
 
 @pytest.fixture
+def clock(monkeypatch):
+    """Sets the clock of some modules: `clock(module, …)` gives a list whose only element is their time in seconds."""
+
+    def give(*modules):
+        now = [0.0]
+
+        class Time:
+            monotonic = staticmethod(lambda: now[0])
+
+        for module in modules:
+            monkeypatch.setattr(module, "time", Time)
+        return now
+
+    return give
+
+
+@pytest.fixture
+def two_threads():
+    """Torch computes in two threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def home(tmp_path, monkeypatch):
     """An empty data folder."""
     folder = tmp_path / "home"

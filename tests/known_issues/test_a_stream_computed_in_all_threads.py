@@ -2,7 +2,6 @@
 thread (200 digits, five sizes of chunks), and a server's streams disturbed each other.
 """
 
-import pytest
 import torch
 from support import tiny_bundle
 
@@ -10,14 +9,6 @@ from recognition.frame_stream import FrameStream
 from recognition.recognizer import Recognizer
 from recognition.streaming import StreamResult
 from speech.models import ChunkConfig, ConformerConfig
-
-
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_chunks_are_computed_and_searched_in_one_thread(tmp_path, monkeypatch, two_threads):

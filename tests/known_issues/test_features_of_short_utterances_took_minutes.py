@@ -18,15 +18,6 @@ from tasks.stages.shard import SHARD
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other builds of torch have one thread")
 
 
-@pytest.fixture
-def two_threads():
-    """Torch computes in two threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 def test_features_stage_computes_each_utterance_in_one_thread(home, tmp_path, monkeypatch, two_threads):
     small_corpus(tmp_path / "corpus")
     source = {"kind": "table", "path": str(tmp_path / "corpus" / "metadata.csv")}

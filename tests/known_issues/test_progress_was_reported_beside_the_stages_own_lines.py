@@ -17,19 +17,13 @@ from tasks.tracking import significance
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def now(clock):
     """The time, which the test sets."""
-    now = [0.0]
-
-    class Time:
-        monotonic = staticmethod(lambda: now[0])
-
-    monkeypatch.setattr(common, "time", Time)
-    return now
+    return clock(common)
 
 
 @pytest.fixture
-def screen(monkeypatch, clock):
+def screen(monkeypatch, now):
     """What a run without a terminal prints."""
     file = StringIO()
     monkeypatch.setattr(common, "err", Console(file=file, force_terminal=False, width=200))
@@ -54,21 +48,21 @@ def test_shares_of_sets_are_shares_of_the_whole(monkeypatch):
     assert [done for _, done, _, _ in reports] == pytest.approx([10, 20, 50, 90, 100])
 
 
-def test_no_line_says_100_percent_before_the_last_one(screen, clock):
+def test_no_line_says_100_percent_before_the_last_one(screen, now):
     progress.report("shard", 0, 100, "train")
-    for clock[0], done in ((40.0, 50), (200.0, 100)):
+    for now[0], done in ((40.0, 50), (200.0, 100)):
         progress.report("shard", done, 100, "train")
     progress.end("shard")
     progress.announce("shard", "2,000 written (200.0 s)")
     assert screen() == ["shard: 50 %, train", "shard: 2,000 written (200.0 s)"]
 
 
-def test_the_last_line_of_a_stage_does_not_count_for_its_next_execution(screen, clock):
+def test_the_last_line_of_a_stage_does_not_count_for_its_next_execution(screen, now):
     progress.announce("shard", "2,000 written (3.0 s)")
-    clock[0] = 100.0
+    now[0] = 100.0
     progress.report("shard", 1, 4, "train")
     assert screen() == ["shard: 2,000 written (3.0 s)"]
-    clock[0] = 131.0
+    now[0] = 131.0
     progress.report("shard", 2, 4, "train")
     assert screen()[1:] == ["shard: 50 %, train"]
 

@@ -12,14 +12,9 @@ from training.node.worker import Worker
 
 
 @pytest.fixture
-def journal(monkeypatch):
+def journal(clock):
     """The lines of a training with steps of a given duration."""
-    now = [100.0]
-
-    class Time:
-        monotonic = staticmethod(lambda: now[0])
-
-    monkeypatch.setattr(worker, "time", Time)
+    now = clock(worker)
 
     def train(steps, step_s, log_steps=10):
         lines = []

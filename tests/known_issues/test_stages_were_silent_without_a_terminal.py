@@ -11,40 +11,34 @@ from tasks.stages import progress
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def now(clock):
     """The time, which the test sets."""
-    now = [0.0]
-
-    class Time:
-        monotonic = staticmethod(lambda: now[0])
-
-    monkeypatch.setattr(common, "time", Time)
-    return now
+    return clock(common)
 
 
-def _lines(monkeypatch, clock, terminal):
+def _lines(monkeypatch, now, terminal):
     file = StringIO()
     monkeypatch.setattr(common, "err", Console(file=file, force_terminal=terminal, width=200))
     with common.progress_bars():
         for second in range(0, 100, 5):
-            clock[0] = float(second)
+            now[0] = float(second)
             progress.report("shard", second, 200, "train")
             if second == 20:
                 progress.announce("shard", "a line of its own")
     return [line for line in file.getvalue().splitlines() if "shard: " in line]
 
 
-def test_a_stage_gives_a_line_when_it_had_none_for_twice_as_long_as_before(monkeypatch, clock):
-    assert _lines(monkeypatch, clock, False) == ["shard: a line of its own", "shard: 40 %, train"]
+def test_a_stage_gives_a_line_when_it_had_none_for_twice_as_long_as_before(monkeypatch, now):
+    assert _lines(monkeypatch, now, False) == ["shard: a line of its own", "shard: 40 %, train"]
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_many_lines_of_a_running_stage_become_few(monkeypatch, clock, terminal):
+def test_many_lines_of_a_running_stage_become_few(monkeypatch, now, terminal):
     file = StringIO()
     monkeypatch.setattr(common, "err", Console(file=file, force_terminal=terminal, width=200))
     with common.progress_bars():
         for epoch in range(1000):  # one in five seconds
-            clock[0] = 5.0 * epoch
+            now[0] = 5.0 * epoch
             progress.report("train", epoch, 1000, "")
             progress.announce("train", f"epoch {epoch}")
         progress.end("train")
@@ -66,16 +60,16 @@ def test_every_line_of_a_run_is_in_its_log(home):
     assert [line[9:] for line in path.read_text().splitlines()] == [f"train: epoch {epoch}" for epoch in range(3)]
 
 
-def test_a_stage_that_runs_again_is_silent_for_half_a_minute_again(monkeypatch, clock):
+def test_a_stage_that_runs_again_is_silent_for_half_a_minute_again(monkeypatch, now):
     file = StringIO()
     monkeypatch.setattr(common, "err", Console(file=file, force_terminal=False, width=200))
     with common.progress_bars():
         for begin in (0.0, 100.0):  # as in the next fold
-            for clock[0] in (begin, begin + 29):
+            for now[0] in (begin, begin + 29):
                 progress.report("shard", 1, 8)
             progress.end("shard")
     assert "shard: " not in file.getvalue()
 
 
-def test_bars_on_a_terminal_are_enough(monkeypatch, clock):
-    assert not [line for line in _lines(monkeypatch, clock, True) if "%" in line]
+def test_bars_on_a_terminal_are_enough(monkeypatch, now):
+    assert not [line for line in _lines(monkeypatch, now, True) if "%" in line]

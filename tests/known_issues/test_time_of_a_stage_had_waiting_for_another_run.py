@@ -6,6 +6,7 @@ import pytest
 from support import tiny_document
 
 from tasks.config.pipeline import parse_config
+from tasks.locking import slots
 from tasks.locking.lock_owner import LockOwner
 from tasks.locking.slots import machine_lock, training_slot, waits_counted
 from tasks.stages import base
@@ -13,25 +14,18 @@ from tasks.stages.base import Run, Stage, StageResult, lock_path
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def now(clock):
     """The time, which the test sets."""
-    now = [0.0]
-
-    class Time:
-        monotonic = staticmethod(lambda: now[0])
-
-    monkeypatch.setattr("tasks.locking.slots.time", Time)
-    monkeypatch.setattr(base, "time", Time)
-    return now
+    return clock(base, slots)
 
 
-def test_waiting_for_the_lock_is_said_apart(home, clock):
+def test_waiting_for_the_lock_is_said_apart(home, now):
     run = Run(parse_config(tiny_document()), "mine")
 
     def work(run, output):
-        clock[0] += 2.0
+        now[0] += 2.0
         with training_slot(run.config, run.holder):  # a free one
-            clock[0] += 1.0
+            now[0] += 1.0
         return {"counts": {"things": 3}}
 
     stage = Stage("prepare", 1, lambda run: ({"x": 1}, {}), work)
@@ -49,7 +43,7 @@ def test_waiting_for_the_lock_is_said_apart(home, clock):
 
     def say(stage, text):
         if "waiting for run other" in text:
-            clock[0] += 40.0
+            now[0] += 40.0
             free.set()
 
     with base.progress.following(say):
@@ -64,10 +58,10 @@ def test_short_waits_are_not_mentioned():
     assert result.line == "1 thing (cached)"
 
 
-def test_waiting_of_another_block_is_not_counted(home, clock):
+def test_waiting_of_another_block_is_not_counted(home, now):
     config = parse_config(tiny_document())
     with waits_counted() as outer, waits_counted() as inner:
         pass
     with training_slot(config, LockOwner.here("mine")):  # outside of all blocks
-        clock[0] += 5.0
+        now[0] += 5.0
     assert (outer.seconds, inner.seconds) == (0.0, 0.0)

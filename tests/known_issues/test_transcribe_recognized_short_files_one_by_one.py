@@ -121,12 +121,8 @@ def test_a_file_has_the_same_transcript_alone_and_among_others(folder, tmp_path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other builds of torch have one thread")
-def test_detector_computes_in_one_thread(monkeypatch):
-    seen, before = [], torch.get_num_threads()
+def test_detector_computes_in_one_thread(monkeypatch, two_threads):
+    seen = []
     monkeypatch.setattr(silero, "_silero", lambda: (lambda *_, **__: seen.append(torch.get_num_threads()) or [], None))
-    torch.set_num_threads(2)
-    try:
-        build_vad(SileroConfig()).speech(torch.zeros(RATE), RATE)
-        assert (seen, torch.get_num_threads()) == ([1], 2)
-    finally:
-        torch.set_num_threads(before)
+    build_vad(SileroConfig()).speech(torch.zeros(RATE), RATE)
+    assert (seen, torch.get_num_threads()) == ([1], 2)

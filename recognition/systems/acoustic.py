@@ -104,9 +104,17 @@ class AcousticTask(SpeechTask):
         return self.objective.items(batch)
 
     def validate(
-        self, network: TrainableNetwork, data: SpeechDataset, limits: BatchLimits, device: torch.device
+        self,
+        network: TrainableNetwork,
+        data: SpeechDataset,
+        limits: BatchLimits,
+        device: torch.device,
+        loss_only: bool = False,
     ) -> dict[str, float]:
-        """Loss per token or frame and greedy WER of a set; both are NaN if the outputs are not finite."""
+        """Loss per token or frame and greedy WER of a set; both are NaN if the outputs are not finite.
+
+        The WER is there even if the loss suffices: it costs next to nothing.
+        """
         from recognition.validation import validate
         from speech.decoding import DecodeError
 

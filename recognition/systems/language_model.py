@@ -73,7 +73,12 @@ class LanguageModelTask:
         return predicted_words(batch.inputs, batch.lengths)
 
     def validate(
-        self, network: TrainableNetwork, data: SpeechDataset, limits: BatchLimits, device: torch.device
+        self,
+        network: TrainableNetwork,
+        data: SpeechDataset,
+        limits: BatchLimits,
+        device: torch.device,
+        loss_only: bool = False,
     ) -> dict[str, float]:
         """Loss per word of a set, and the utterances lost with damaged shards, if any."""
         from devices.padding import PaddedNetwork, frame_multiple

@@ -81,9 +81,17 @@ class TokenTask(SpeechTask, ABC):
         return self.objective
 
     def validate(
-        self, network: TrainableNetwork, data: SpeechDataset, limits: BatchLimits, device: torch.device
+        self,
+        network: TrainableNetwork,
+        data: SpeechDataset,
+        limits: BatchLimits,
+        device: torch.device,
+        loss_only: bool = False,
     ) -> dict[str, float]:
-        """Loss per token and greedy WER of a set, and the objective's figures; NaN if the outputs are not finite."""
+        """Loss per token and greedy WER of a set, and the objective's figures; NaN if the outputs are not finite.
+
+        Without the WER if the loss suffices: the search takes many times as long.
+        """
         from recognition.validation import Validation, over_batches
         from speech.models.networks.encoder_decoder import EncoderWithCtc
 
@@ -95,7 +103,7 @@ class TokenTask(SpeechTask, ABC):
             feats, frames = self.frontend.trimmed(inputs, lengths, batch.speakers)[:2]
             encoded, frames = network.encode(rounded_up(feats, frame_multiple(device)), frames)
             outputs = network.outputs(encoded, frames, self._read(batch, encoded))
-            validation.add(batch, outputs, frames, search(encoded, frames))
+            validation.add(batch, outputs, frames, () if loss_only else search(encoded, frames))
 
         try:
             lost = over_batches(data, limits, add)

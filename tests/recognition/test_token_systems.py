@@ -3,6 +3,7 @@
 What all of them promise is tested of each; at the end of the file is what only one of them has.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +30,9 @@ from speech.objectives.base import CtcShareConfig
 from speech.vad import EverythingConfig
 from storage.objects import ObjectStore
 from tasks.simulated_speech import Speech
+from training.coordinator.messages import replica_name
+from training.learner.checkpoint import write_weights
+from training.node.evaluator import Evaluator
 
 tones = load_beside(__file__, "../training/tones.py")
 RATE, WORDS = tones.RATE, tones.WORDS
@@ -129,6 +133,27 @@ def test_validation_has_loss_and_error_rate(case, trained):
     figures = trained.result["valid"]
     assert 0 < figures["loss"] < case.loss
     assert figures["wer"] < case.wer
+
+
+@pytest.mark.parametrize("value", [1.0, math.nan])
+def test_the_loss_alone_is_that_of_a_whole_validation(trained, value):
+    evaluator, (_, network) = Evaluator(trained.job), load_bundle(trained.bundle)
+    weights = {name: tensor * value for name, tensor in network.state_dict().items()}
+    alone, whole = (evaluator.validate(weights, loss_only=loss_only) for loss_only in (True, False))
+    assert "wer" not in alone
+    assert alone["loss"] == pytest.approx(whole["loss"], nan_ok=True)
+    assert math.isnan(alone["loss"]) == math.isnan(value)
+
+
+def test_a_replica_that_replaces_a_worse_mean_has_its_error_rate(trained, corpus, tmp_path):
+    job = trained.job.model_copy(update={"output_url": str(tmp_path)})
+    evaluator, good = Evaluator(job), load_bundle(trained.bundle)[1].state_dict()
+    for node, weights in enumerate((good, {name: tensor * 0.1 for name, tensor in good.items()})):
+        write_weights(ObjectStore(job.output_url), replica_name(1, node), weights)
+    result, alone = evaluator.evaluate(1, [0, 1]), evaluator.validate(good)
+    assert (result["loss"], result["wer"]) == (alone["loss"], alone["wer"])
+    assert result["replicas"]["0"] == pytest.approx(alone["loss"])
+    assert result["replicas"]["1"] > alone["loss"]
 
 
 @pytest.mark.parametrize("beam", [1, 4])

@@ -159,7 +159,9 @@ class Task(DrawingTask[B], Protocol[B]):
     def items(self, batch: B) -> int:
         """What the sum of losses is divided by: a number of tokens, frames or words."""
 
-    def validate(self, network: Any, data: Any, limits: BatchLimits, device: torch.device) -> dict[str, float]:
+    def validate(
+        self, network: Any, data: Any, limits: BatchLimits, device: torch.device, loss_only: bool = False
+    ) -> dict[str, float]:
         """Loss and other figures of a set, without augmentation and in float32.
 
         Args:
@@ -167,6 +169,7 @@ class Task(DrawingTask[B], Protocol[B]):
             data: The set.
             limits: Size of the batches.
             device: Where the network is.
+            loss_only: Whether the loss suffices: figures that cost as much, such as what a search finds, are left out.
 
         Returns:
             `loss` per item in nats, NaN if the network's outputs are not finite, and further figures by name.

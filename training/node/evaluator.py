@@ -1,4 +1,4 @@
-"""Averages the replicas of each finished epoch, validates the average and every replica, and makes the final model.
+"""Averages the replicas of each finished epoch, validates the average and every replica's loss, and makes the model.
 
 It is a separate process, so learners never wait for it. It reads replicas from the object store and reports results to
 the coordinator.
@@ -108,21 +108,21 @@ class Evaluator:
         release_memory(gpu)
         return work()
 
-    def validate(self, weights: Weights) -> dict[str, float]:
+    def validate(self, weights: Weights, loss_only: bool = False) -> dict[str, float]:
         """What `Task.validate` gives: the loss in nats, NaN if the outputs are not finite, and further figures."""
         self.model.load_state_dict(weights)
         try:
-            return self._or_on_cpu(self._validate)
+            return self._or_on_cpu(partial(self._validate, loss_only))
         finally:
             release_memory(self.device)  # a learner may need it
 
-    def _validate(self) -> dict[str, float]:
+    def _validate(self, loss_only: bool) -> dict[str, float]:
         # dither draws random numbers: seed them, so that results do not depend on earlier calls
         torch.manual_seed(derive_seed("valid", self.job.seed))
-        return self.task.validate(self.model, self.valid_set, self.cfg, self.device)
+        return self.task.validate(self.model, self.valid_set, self.cfg, self.device, loss_only)
 
     def evaluate(self, epoch: int, nodes: list[int]) -> dict[str, Any]:
-        """Average the replicas of an epoch that have finite weights, and validate the average and each replica.
+        """Average the replicas of an epoch that have finite weights, validate the average, and each replica's loss.
 
         Args:
             epoch: The epoch, from 1.
@@ -154,15 +154,19 @@ class Evaluator:
             return _nothing(epoch, nodes)
         average = mean_weights(sound.values())
         result = self.validate(average)
-        alone = {node: result if len(sound) == 1 else self.validate(weights) for node, weights in sound.items()}
-        replicas = {str(node): None for node in nodes} | {str(node): figures["loss"] for node, figures in alone.items()}
-        best = min(alone, key=lambda node: _or_infinite(alone[node]["loss"]))
-        if _far_apart(result["loss"], alone[best]["loss"]):
+        # the losses show how far apart they are; to recognize the set with each would cost many times as much
+        losses = {
+            node: (result if len(sound) == 1 else self.validate(weights, loss_only=True))["loss"]
+            for node, weights in sound.items()
+        }
+        replicas = {str(node): None for node in nodes} | {str(node): loss for node, loss in losses.items()}
+        best = min(losses, key=lambda node: _or_infinite(losses[node]))
+        if _far_apart(result["loss"], losses[best]):
             # replicas that have not exchanged for long are unrelated models, and their mean is not a useful one
             log.warning(
                 "the replicas of epoch %d are far apart: node %d alone is better than their average", epoch, best
             )
-            average, result = sound[best], alone[best]
+            average, result = sound[best], self.validate(sound[best])
         write_weights(self.output, snapshot_name(epoch), average)
         if others:
             kind = "weights" if self.cfg.final == "ema" else "ema"

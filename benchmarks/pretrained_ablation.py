@@ -48,7 +48,7 @@ ROWS: dict[str, list[str]] = {
     "decoder, LoRA": ["train.lora={rank: 32, alpha: 64, modules: [decoder.*]}", "train.optimizer.lr=0.0005"],
     "decoder, half an hour": HALF_AN_HOUR,
     "half an hour, adpsgd-2": learners("adpsgd", 2),
-    "half an hour, adpsgd-4": learners("adpsgd", 4),
+    "half an hour, adpsgd-4": [*learners("adpsgd", 4), "storage.shard_seconds=300"],  # each node needs a shard
     "half an hour, h-adpsgd 2x2": learners("h-adpsgd", 2, 2),
     "decoder, plain": [PLAIN],
     "decoder, plain, 3-gram": [PLAIN, f"lm={BOOKS}", "decode.lm_weight=0.2"],

@@ -174,6 +174,7 @@ class FrameStream:
                 f"a recognizer of kind {recognizer.spec.system.kind} recognizes whole utterances: train one of kind "
                 "ctc, transducer or hybrid to recognize speech as it comes"
             )
+        self._encoder = encoder
         self._outputs = encoder.forward_chunk if isinstance(recognizer, FrameRecognizer) else encoder.chunk_outputs
         self._device, self._shift, self.cfg = recognizer.device, recognizer.frame_seconds, cfg or FrameStreamConfig()
         # searches of posteriors read them on the host: one copy for a chunk, not one for each frame
@@ -182,6 +183,9 @@ class FrameStream:
         self._features = FeatureStream(recognizer.frontend)
         rate = recognizer.spec.sample_rate
         self._resampled = ResampledStream(check_rate(sample_rate or rate, "the stream"), rate)
+        self._waiting: list[Tensor] = []
+        self._num_waiting = self._heard = self._read = 0
+        self._missing = self._until_next_chunk()
         self._segment = self._begin(0)
         self._frames = self._number = self.changed_words = self.shown_words = 0
         self._finished = False
@@ -189,7 +193,13 @@ class FrameStream:
     @property
     def num_bytes(self) -> int:
         """Memory that the network and the features keep; the search keeps what a segment has, which is limited."""
-        return self._state.num_bytes + self._features.num_bytes
+        waiting = sum(wave.untyped_storage().nbytes() for wave in self._waiting)
+        return self._state.num_bytes + self._features.num_bytes + waiting
+
+    @property
+    def wanted(self) -> int:
+        """See `SpeechStream`."""
+        return max(1, self._resampled.missing_samples(self._missing - self._num_waiting))
 
     def accept(self, samples: NDArray[np.floating]) -> list[StreamResult]:
         """Hear further samples.
@@ -206,15 +216,13 @@ class FrameStream:
             DecodeError: The network's outputs are not finite.
             ValueError: The stream is finished.
         """
-        wave = self._wave(samples)
-        with one_thread():
-            return self._hear(wave, last=False)
+        return self._hear(self._wave(samples), last=False)
 
     def finish(self) -> list[StreamResult]:
         """Hear that the recording has ended; returns and errors as for `accept`."""
+        results = self._hear(torch.zeros(0), last=True)
+        self._finished = True
         with one_thread():
-            results = self._hear(torch.zeros(0), last=True)
-            self._finished = True
             return [*results, *self._close()]
 
     def _wave(self, samples: NDArray[np.floating]) -> Tensor:
@@ -231,13 +239,30 @@ class FrameStream:
     def _hear(self, wave: Tensor, last: bool) -> list[StreamResult]:
         if self._finished:
             raise ValueError("this stream is finished: begin another one")
-        with torch.inference_mode():
-            wave = self._resampled.accept(wave, last).to(self._device)
-            feats = self._features.accept(wave)
-            if last:
-                feats = torch.cat((feats, self._features.finish()))
-            outputs, self._state = self._outputs(feats[None], self._state, last)
-        return self._searched(outputs[0].to(self._searched_on))
+        with one_thread():
+            with torch.inference_mode():
+                self._waiting.append(self._resampled.accept(wave, last))
+                self._num_waiting += len(self._waiting[-1])
+                if not last and self._num_waiting < self._missing:
+                    return []  # to compute features and frames in small parts would take twice the time
+                outputs = self._chunks(last)
+            return self._searched(outputs.to(self._searched_on))
+
+    def _chunks(self, last: bool) -> Tensor:
+        """What the network puts out for what has been heard since the last chunk [frames, ...]."""
+        wave = torch.cat(self._waiting).to(self._device)
+        self._waiting.clear()
+        feats = self._features.accept(wave)
+        if last:
+            feats = torch.cat((feats, self._features.finish()))
+        outputs, self._state = self._outputs(feats[None], self._state, last)
+        self._heard, self._read, self._num_waiting = self._heard + len(wave), self._read + len(feats), 0
+        self._missing = self._until_next_chunk()
+        return outputs[0]
+
+    def _until_next_chunk(self) -> int:
+        """Samples at the model's rate that have to follow until the network puts out the next chunk."""
+        return self._features.missing_samples(self._heard, self._encoder.missing_frames(self._state, self._read))
 
     def _searched(self, outputs: Tensor) -> list[StreamResult]:
         """Go on with the search in further output frames [frames, ...]."""

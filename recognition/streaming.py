@@ -13,6 +13,7 @@ recognized again and again, for partial results.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -63,6 +64,10 @@ class StreamResult:
 
 class SpeechStream(Protocol):
     """Recognizes one stream of audio; not safe for several threads at once."""
+
+    @property
+    def wanted(self) -> int:
+        """Samples that it must hear, at least 1, before there can be further results: fewer are only kept."""
 
     def accept(self, samples: Samples) -> list[StreamResult]:
         """Hear more of the stream.
@@ -151,6 +156,7 @@ class SegmentStream:
     ) -> None:
         self._transcribe, self._vad, self._cfg = transcribe, vad, cfg or StreamConfig()
         self._rate = check_rate(sample_rate, "the stream")
+        self._look_size = max(1, int(_LOOK_S * self._rate))
         self._wave = np.zeros(0, dtype=np.float32)
         """The segment so far, or what may be the start of one."""
         self._start = 0
@@ -163,6 +169,14 @@ class SegmentStream:
         """Samples of the segment that the last partial result has heard."""
         self._partial = ""
 
+    @property
+    def wanted(self) -> int:
+        """See `SpeechStream`."""
+        wanted = self._look_size - self._unheard
+        if self._speaking and self._cfg.partial_s:
+            wanted = min(wanted, math.ceil(self._cfg.partial_s * self._rate) - (len(self._wave) - self._told))
+        return max(1, wanted)
+
     def accept(self, samples: Samples) -> list[StreamResult]:
         """Hear more of the stream; see `SpeechStream`."""
         samples = np.asarray(samples, dtype=np.float32)
@@ -170,12 +184,12 @@ class SegmentStream:
             raise ValueError(f"samples have shape {samples.shape}: give one channel [num_samples]")
         check_samples(torch.from_numpy(samples), "the stream")
         results: list[StreamResult] = []
-        look = max(1, int(_LOOK_S * self._rate))
         while len(samples):
-            block, samples = samples[: look - self._unheard], samples[look - self._unheard :]
+            missing = self._look_size - self._unheard
+            block, samples = samples[:missing], samples[missing:]
             self._wave = np.concatenate([self._wave, block])
             self._unheard += len(block)
-            if self._unheard >= look:
+            if self._unheard >= self._look_size:
                 self._unheard = 0
                 results += self._look()
         return results + self._partial_result()

@@ -533,6 +533,11 @@ class ResampledStream:
         self._wave = torch.zeros(0)
         self._blocks = 0
 
+    def missing_samples(self, samples: int) -> int:
+        """Samples that have to follow until so many further ones, at the target rate, have come."""
+        blocks = self._blocks + -(-samples // self._up)
+        return blocks * self._down + self._reach - len(self._wave)
+
     def accept(self, wave: Tensor, last: bool = False) -> Tensor:
         """Samples at the target rate that can be computed by now.
 

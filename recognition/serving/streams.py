@@ -194,18 +194,24 @@ class StreamSession:
     async def _recognize(self) -> None:
         """Recognize what has arrived, until the stream ends."""
         while True:
-            async with self._changed:
-                await self._changed.wait_for(lambda: len(self._pending) >= 2 or self._end is not None)
-                whole = len(self._pending) // 2 * 2
-                data = bytes(self._pending[:whole])
-                del self._pending[:whole]
-                self._changed.notify_all()
+            data = await self._arrived()
             if self._end == "gone":
                 raise ConnectionResetError
             if not data:
                 return
             self._recent.add(data)
             await self._tell(await self._in_thread(self._stream.accept, _samples(data)))
+
+    async def _arrived(self) -> bytes:
+        """Whole samples: enough for the stream to do more than keep them, or the last ones."""
+        wanted = 2 * min(self._stream.wanted, int(_PENDING_S * self._rate) // 2)
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self._pending) >= wanted or self._end is not None)
+            whole = len(self._pending) // 2 * 2
+            data = bytes(self._pending[:whole])
+            del self._pending[:whole]
+            self._changed.notify_all()
+        return data
 
     async def _finish(self) -> None:
         await self._tell(await self._in_thread(self._stream.finish))

@@ -137,6 +137,36 @@ def test_search_that_goes_on_finds_what_the_search_of_all_frames_finds(kind, tok
     assert empty.best().text == empty.finish().text == ""
 
 
+@pytest.mark.parametrize("own_rate", [RATE, 11025])
+@pytest.mark.parametrize("ms", [80, 640])
+def test_samples_that_complete_no_chunk_are_kept_and_the_others_give_results_at_once(ms, own_rate, monkeypatch):
+    """Features and network compute once for a chunk, as soon as that is possible, whatever brings the samples."""
+    made, samples = recognizer(), speech(4.0)
+    cfg = FrameStreamConfig(chunk_ms=ms, endpoint=NO_ENDPOINT)
+    stream, eager = FrameStream(made, cfg, own_rate), FrameStream(made, cfg, own_rate)
+    monkeypatch.setattr(eager, "_until_next_chunk", lambda: 0)
+    eager._missing, computed, features = 0, [], stream._features.accept
+    monkeypatch.setattr(stream._features, "accept", lambda wave: computed.append(len(wave)) or features(wave))
+    sizes = np.random.default_rng(0).integers(1, 900, 200)
+    for piece in np.split(samples, np.cumsum(sizes)):
+        wanted, before = stream.wanted, len(computed)
+        results = stream.accept(piece)
+        assert results == eager.accept(piece)
+        assert len(computed) - before == (len(piece) >= wanted)
+    assert stream.finish() == eager.finish()
+    chunks = 4000 / ms * RATE / own_rate
+    assert chunks * 0.9 < len(computed) <= chunks + 1
+
+
+def test_stream_wants_the_samples_of_a_chunk():
+    stream = FrameStream(recognizer(), FrameStreamConfig(chunk_ms=640, endpoint=NO_ENDPOINT), 2 * RATE)
+    first = stream.wanted
+    assert 2 * 0.6 * RATE < first < 2 * 0.8 * RATE
+    stream.accept(speech(0.1))
+    assert first - stream.wanted == len(speech(0.1))
+    assert stream.num_bytes > FrameStream(recognizer(), FrameStreamConfig(), 2 * RATE).num_bytes
+
+
 def test_partial_results_change_and_their_changed_words_are_counted():
     stream = FrameStream(recognizer(), FrameStreamConfig(chunk_ms=160, endpoint=NO_ENDPOINT))
     results = streamed(stream, speech(6.0), 400)

@@ -200,7 +200,8 @@ def test_features_of_a_stream_are_those_of_the_whole_utterance(cfg, seconds):
         stream, parts, start, number = FeatureStream(frontend), [], 0, 0
         while start < len(wave):
             parts.append(stream.accept(wave[start : start + sizes[number % len(sizes)]]))
-            start, number = start + sizes[number % len(sizes)], number + 1
+            start, number = min(len(wave), start + sizes[number % len(sizes)]), number + 1
+            assert stream.num_frames(start) == sum(map(len, parts))
         streamed = torch.cat([*parts, stream.finish()])
         assert streamed.shape == (int(frames), frontend.dim)
         torch.testing.assert_close(streamed, expected[0, : int(frames)], atol=1e-4, rtol=1e-4)
@@ -216,6 +217,18 @@ def test_stream_of_a_minute_keeps_as_much_as_one_of_ten_seconds(cfg):
             stream.accept(torch.zeros(800))
         sizes.append(stream.num_bytes)
     assert sizes[0] == sizes[-1]
+
+
+@pytest.mark.parametrize("cfg", STREAMED, ids=lambda cfg: f"{cfg.kind}-{cfg.cmvn}-{cfg.stride}-{cfg.cmvn_window}")
+@pytest.mark.parametrize("frames", [1, 5])
+def test_missing_samples_are_the_fewest_until_so_many_frames_have_come(cfg, frames):
+    stream = FeatureStream(FrontEnd(cfg, 8000, CmvnStats(cfg.width).add(torch.zeros(2, cfg.width))))
+    heard = 0
+    for _ in range(4):
+        missing = stream.missing_samples(heard, frames)
+        short, whole = (len(stream.accept(torch.zeros(size))) for size in (missing - 1, 1))
+        assert short < frames <= short + whole
+        heard += missing
 
 
 def test_features_that_need_the_whole_utterance_are_refused_for_streams():

@@ -88,6 +88,20 @@ class StreamingModelContract:
         assert sum(counts) >= (6 - self.looks_ahead) // 2 * 2
         assert max(counts) == 2
 
+    @pytest.mark.parametrize("factor", [1, 4])
+    @pytest.mark.parametrize("chunk", [1, 3])
+    def test_missing_frames_are_the_fewest_until_the_next_chunk(self, factor, chunk):
+        model = self.build(subsampling=factor)
+        state, read = model.stream_state(1, chunk), 0
+        for _ in range(12):
+            missing = model.missing_frames(state, read)
+            out, state = model.forward_chunk(random_features(missing - 1), state)
+            assert out.shape[1] == 0
+            waiting = state.waiting.shape[1]
+            _, state = model.forward_chunk(random_features(1), state)
+            assert state.waiting.shape[1] == waiting + 1 - chunk
+            read += missing
+
     @pytest.mark.slow
     def test_state_after_a_minute_is_as_large_as_after_ten_seconds(self):
         model = self.build()

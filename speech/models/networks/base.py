@@ -75,6 +75,12 @@ class Subsampling(nn.Module):
             width = (width + 1) // 2
         return tuple(memory)
 
+    def num_ready(self, frames: int) -> int:
+        """Output frames that `forward_chunk` has given after so many frames, as long as others may follow."""
+        for _ in self.convs:
+            frames = (frames + 1) // 2 if self.causal else frames // 2
+        return frames
+
     def forward_chunk(self, feats_BTF: Tensor, memory: Memory, last: bool = False) -> tuple[Tensor, Memory]:
         """As `forward`, for the next frames of utterances [B, T, F].
 
@@ -262,6 +268,24 @@ class AcousticModel(TrainableNetwork, ABC):
         waiting = weight.new_zeros(batch, 0, len(weight))
         return StreamState(chunk, self.subsampling.start(batch), waiting, self.layers_before(batch))
 
+    def missing_frames(self, state: StreamState, frames: int) -> int:
+        """Feature frames that have to follow until the next chunk comes out, at least 1.
+
+        Args:
+            state: What the network remembers.
+            frames: Feature frames that it has read.
+        """
+        assert isinstance(self.subsampling, Subsampling)
+        wanted = self.subsampling.num_ready(frames) - state.waiting.shape[1] + self._window(state)
+        missing = 1
+        while self.subsampling.num_ready(frames + missing) < wanted:
+            missing += 1
+        return missing
+
+    def _window(self, state: StreamState) -> int:
+        """Subsampled frames that are computed at once, of which a chunk comes out."""
+        return state.chunk + (self.cfg.ahead if self.by_window else 0)
+
     def forward_chunk(self, feats_BTF: Tensor, state: StreamState, last: bool = False) -> tuple[Tensor, StreamState]:
         """As `forward`, for the next feature frames of streams, any number of them; in evaluation mode.
 
@@ -283,7 +307,7 @@ class AcousticModel(TrainableNetwork, ABC):
         assert isinstance(self.subsampling, Subsampling)
         x_BTD, front = self.subsampling.forward_chunk(feats_BTF, state.front, last)
         x_BTD, layers, parts, start = torch.cat((state.waiting, x_BTD), dim=1), state.layers, [], 0
-        size = state.chunk + (self.cfg.ahead if self.by_window else 0)
+        size = self._window(state)
         while x_BTD.shape[1] - start >= (1 if last else size):
             part_BTD = x_BTD[:, start : start + size]
             if self.by_window:

@@ -34,7 +34,7 @@ from recognition.systems.transducer import TransducerRecognizer
 from speech.audio import AudioError, ResampledStream, check_rate, check_samples
 from speech.frontend import FeatureStream
 from speech.hypotheses import DecodeError, Hypothesis, Word
-from speech.models.networks.base import AcousticModel
+from speech.models.networks.base import AcousticModel, Advance
 from speech.words import FrameTimes, placed_words, timed_words
 
 
@@ -143,6 +143,25 @@ class _Segment:
     """Words of the last result."""
 
 
+def streaming_encoder(recognizer: Recognizer[object]) -> AcousticModel:
+    """The network of a recognizer that computes chunk by chunk, if its configuration lets it.
+
+    Raises:
+        DecodeError: It has none; the message has the remedy.
+    """
+    encoder: object = None
+    if isinstance(recognizer, FrameRecognizer):
+        encoder = recognizer.model
+    elif isinstance(recognizer, TransducerRecognizer):
+        encoder = recognizer.model.encoder
+    if not isinstance(encoder, AcousticModel):
+        raise DecodeError(
+            f"a recognizer of kind {recognizer.spec.system.kind} recognizes whole utterances: train one of kind "
+            "ctc, transducer or hybrid to recognize speech as it comes"
+        )
+    return encoder
+
+
 class FrameStream:
     """Recognizes one recording while it goes on, see `recognition.streaming.SpeechStream`.
 
@@ -150,6 +169,7 @@ class FrameStream:
         recognizer: With a network that streams, and a decoder that can go on.
         cfg: Chunks and endpoints.
         sample_rate: Of the samples, in Hz; by default the model's.
+        advance: Computes the network's chunks, such as `ChunkBatches.advance`, which several streams share.
 
     Attributes:
         changed_words: Words of results that a later result of the same segment has changed or removed.
@@ -161,21 +181,20 @@ class FrameStream:
     """
 
     def __init__(
-        self, recognizer: Recognizer[object], cfg: FrameStreamConfig | None = None, sample_rate: int | None = None
+        self,
+        recognizer: Recognizer[object],
+        cfg: FrameStreamConfig | None = None,
+        sample_rate: int | None = None,
+        advance: Advance | None = None,
     ) -> None:
         self._new_search: Callable[[], _FrameSearch]
-        encoder: object = None
+        encoder = streaming_encoder(recognizer)
         if isinstance(recognizer, FrameRecognizer):
-            encoder, self._new_search = recognizer.model, partial(_PosteriorSearch, recognizer)
-        elif isinstance(recognizer, TransducerRecognizer):
-            encoder, self._new_search = recognizer.model.encoder, partial(_TransducerSearch, recognizer)
-        if not isinstance(recognizer, FrameRecognizer | TransducerRecognizer) or not isinstance(encoder, AcousticModel):
-            raise DecodeError(
-                f"a recognizer of kind {recognizer.spec.system.kind} recognizes whole utterances: train one of kind "
-                "ctc, transducer or hybrid to recognize speech as it comes"
-            )
-        self._encoder = encoder
-        self._outputs = encoder.forward_chunk if isinstance(recognizer, FrameRecognizer) else encoder.chunk_outputs
+            self._new_search, outputs = partial(_PosteriorSearch, recognizer), encoder.forward_chunk
+        else:
+            assert isinstance(recognizer, TransducerRecognizer)
+            self._new_search, outputs = partial(_TransducerSearch, recognizer), encoder.chunk_outputs
+        self._encoder, self._outputs = encoder, partial(outputs, advance=advance)
         self._device, self._shift, self.cfg = recognizer.device, recognizer.frame_seconds, cfg or FrameStreamConfig()
         # searches of posteriors read them on the host: one copy for a chunk, not one for each frame
         self._searched_on = torch.device("cpu") if isinstance(recognizer, FrameRecognizer) else recognizer.device

@@ -30,6 +30,7 @@ from speech.vad import Vad, cut_whole
 if TYPE_CHECKING:
     from recognition.recognizer import Recognizer
     from recognition.transcriber import Transcript
+    from speech.models.networks.base import Advance
 
 Samples = NDArray[np.floating[Any]]
 _CHUNK_MS = 640.0
@@ -110,6 +111,7 @@ def open_stream(
     vad: Vad,
     sample_rate: int | None = None,
     cfg: StreamConfig | None = None,
+    advance: Advance | None = None,
 ) -> SpeechStream:
     """A stream for a recognizer; the one place that chooses which kind.
 
@@ -119,6 +121,7 @@ def open_stream(
         vad: Finds speech.
         sample_rate: Of the stream, in Hz; the model's own by default.
         cfg: Segments and partial results.
+        advance: As for `FrameStream`.
 
     Raises:
         AudioError: No speech has such a sample rate.
@@ -132,7 +135,7 @@ def open_stream(
         partials=cfg.partial_s > 0,
     )
     try:
-        return FrameStream(recognizer, chunks, rate)
+        return FrameStream(recognizer, chunks, rate, advance)
     except ValueError:  # its network or its search needs whole utterances
         return SegmentStream(transcribe, vad, rate, cfg)
 

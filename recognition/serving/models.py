@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+from recognition.chunk_batches import ChunkBatches
+from recognition.frame_stream import streaming_encoder
 from recognition.serving.limits import ApiError
 from recognition.serving.queue import RecognitionQueue
 from recognition.transcriber import Transcriber
 from speech.hypotheses import DecodeError
+from speech.models.networks.base import Advance
 
 
 class LoadedModel:
@@ -26,6 +29,7 @@ class LoadedModel:
         queue: What recognizes with it.
         loaded_at: Seconds since 1970.
         words: Whether it knows when words are.
+        advance: Computes the chunks of all streams; None if the network needs whole utterances.
     """
 
     def __init__(
@@ -39,6 +43,9 @@ class LoadedModel:
         self.queue = RecognitionQueue(transcriber, on_batch)
         self.loaded_at = int(time.time())
         self.words = "word times" in transcriber.spec.system.abilities
+        self.advance: Advance | None = None
+        with suppress(DecodeError):
+            self.advance = ChunkBatches(streaming_encoder(transcriber.recognizer)).advance
         self.users = 0
 
     def told(self, language: str) -> str:

@@ -103,13 +103,15 @@ class StreamSession:
             )
             transcriber = model.transcriber
             self._stream: SpeechStream = open_stream(
-                transcriber.recognizer, self._transcribe, transcriber.vad, self._rate, cfg
+                transcriber.recognizer, self._transcribe, transcriber.vad, self._rate, cfg, model.advance
             )
         except (ValueError, OverflowError) as error:
             raise ApiError(400, str(error), "invalid_value") from error
         longest = cfg.longest_s + _PENDING_S + _MARGIN_S
         self._recent = _RecentAudio(self._rate, longest if service.collector is not None else 0.0)
         self._pending = bytearray()
+        self._wanted = 2
+        """Bytes with which the stream can do more than keep them."""
         self._bytes, self._segments, self._said = 0, 0, 0
         self._end: str | None = None
         """Why the stream ends; None while it does not."""
@@ -174,9 +176,10 @@ class StreamSession:
         async with self._changed:
             self._pending += data
             self._bytes += len(data)
-            self._changed.notify_all()
             if self._seconds > self._service.limits.stream_seconds:
                 self._end = self._end or "too_long"
+            if self._enough:  # not for each message: most only add to what is kept
+                self._changed.notify_all()
             most = int(2 * _PENDING_S * self._rate)
             await self._changed.wait_for(lambda: len(self._pending) <= most or self._end is not None)
 
@@ -202,11 +205,16 @@ class StreamSession:
             self._recent.add(data)
             await self._tell(await self._in_thread(self._stream.accept, _samples(data)))
 
+    @property
+    def _enough(self) -> bool:
+        """Whether there is something to do for the stream."""
+        return len(self._pending) >= self._wanted or self._end is not None
+
     async def _arrived(self) -> bytes:
         """Whole samples: enough for the stream to do more than keep them, or the last ones."""
-        wanted = 2 * min(self._stream.wanted, int(_PENDING_S * self._rate) // 2)
+        self._wanted = 2 * min(self._stream.wanted, int(_PENDING_S * self._rate) // 2)
         async with self._changed:
-            await self._changed.wait_for(lambda: len(self._pending) >= wanted or self._end is not None)
+            await self._changed.wait_for(lambda: self._enough)
             whole = len(self._pending) // 2 * 2
             data = bytes(self._pending[:whole])
             del self._pending[:whole]

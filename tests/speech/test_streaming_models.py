@@ -115,6 +115,25 @@ class StreamingModelContract:
         alone, _ = streamed(model, feats[1:2], 4, (16,))
         torch.testing.assert_close(together[1:2], alone, atol=1e-5, rtol=0)
 
+    def test_streams_at_different_places_are_computed_together(self):
+        """Their states have equal shapes once as much has been read as the layers remember."""
+        model, feats = self.build(), random_features(400, seed=3)
+        begun = []
+        for frames in (240, 320):
+            begun.append(model.forward_chunk(feats[:, :frames], model.stream_state(1, 4))[1])
+        part = torch.randn(2, 4 + (model.cfg.ahead if model.by_window else 0), model.cfg.dim)
+        with torch.inference_mode():
+            alone = [model.advance(part[i : i + 1], 4, state.layers) for i, state in enumerate(begun)]
+            memories = zip(*(state.layers for state in begun), strict=True)
+            stacked = tuple(tuple(map(torch.cat, zip(*parts, strict=True))) for parts in memories)
+            scores, layers = model.advance(part, 4, stacked)
+        assert scores.shape[1]
+        for row, (expected, after) in enumerate(alone):
+            torch.testing.assert_close(scores[row : row + 1], expected, atol=1e-5, rtol=1e-5)
+            for memory, others in zip(layers, after, strict=True):
+                for tensor, other in zip(memory, others, strict=True):
+                    torch.testing.assert_close(tensor[row : row + 1], other, atol=1e-5, rtol=1e-5)
+
     def test_later_audio_does_not_change_what_was_put_out(self):
         model, feats = self.build(), random_features(160)
         other = feats.clone()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -176,6 +176,15 @@ def load_network(path: Path, build: Callable[[], Network], layers: int) -> Netwo
     return network.eval()
 
 
+class Advance(Protocol):
+    """Computes a chunk of streams, as `AcousticModel.advance` does."""
+
+    def __call__(
+        self, part_BTD: Tensor, chunk: int, layers: tuple[Memory, ...], /
+    ) -> tuple[Tensor, tuple[Memory, ...]]:
+        """Compute it."""
+
+
 @dataclass(frozen=True)
 class StreamState:
     """What a network remembers of streams that it has read up to now; its size does not grow with them."""
@@ -286,7 +295,9 @@ class AcousticModel(TrainableNetwork, ABC):
         """Subsampled frames that are computed at once, of which a chunk comes out."""
         return state.chunk + (self.cfg.ahead if self.by_window else 0)
 
-    def forward_chunk(self, feats_BTF: Tensor, state: StreamState, last: bool = False) -> tuple[Tensor, StreamState]:
+    def forward_chunk(
+        self, feats_BTF: Tensor, state: StreamState, last: bool = False, advance: Advance | None = None
+    ) -> tuple[Tensor, StreamState]:
         """As `forward`, for the next feature frames of streams, any number of them; in evaluation mode.
 
         Outputs come chunk by chunk, and are those of `forward` over all frames if its attention has the same chunks.
@@ -295,31 +306,46 @@ class AcousticModel(TrainableNetwork, ABC):
             feats_BTF: The frames [batch, frames, num_features]; there may be none.
             state: What the network remembers of those before.
             last: Whether no more will come: then the last chunk is computed, however short it is.
+            advance: Computes chunks; by default the method of this name.
 
         Returns:
             Log probabilities [batch, output frames, vocab_size] in float32, and what the network remembers now.
         """
-        scores_BTV, state = self.chunk_outputs(feats_BTF, state, last)
+        scores_BTV, state = self.chunk_outputs(feats_BTF, state, last, advance)
         return scores_BTV.float().log_softmax(dim=-1), state
 
-    def chunk_outputs(self, feats_BTF: Tensor, state: StreamState, last: bool = False) -> tuple[Tensor, StreamState]:
+    def chunk_outputs(
+        self, feats_BTF: Tensor, state: StreamState, last: bool = False, advance: Advance | None = None
+    ) -> tuple[Tensor, StreamState]:
         """As `forward_chunk`, not normalized; see `outputs`."""
         assert isinstance(self.subsampling, Subsampling)
         x_BTD, front = self.subsampling.forward_chunk(feats_BTF, state.front, last)
         x_BTD, layers, parts, start = torch.cat((state.waiting, x_BTD), dim=1), state.layers, [], 0
         size = self._window(state)
         while x_BTD.shape[1] - start >= (1 if last else size):
-            part_BTD = x_BTD[:, start : start + size]
-            if self.by_window:
-                scores_BTV, layers = self.encode_window(part_BTD, state.chunk, layers)
-            else:
-                scores_BTV, layers = self.encode_chunk(part_BTD, layers, False)
+            scores_BTV, layers = (advance or self.advance)(x_BTD[:, start : start + size], state.chunk, layers)
             parts.append(scores_BTV)
             start += state.chunk
         if last or not parts:
             scores_BTV, layers = self.encode_chunk(x_BTD[:, :0], layers, last)
             parts.append(scores_BTV)
         return torch.cat(parts, dim=1), StreamState(state.chunk, front, x_BTD[:, start:].clone(), layers)
+
+    def advance(self, part_BTD: Tensor, chunk: int, layers: tuple[Memory, ...]) -> tuple[Tensor, tuple[Memory, ...]]:
+        """A chunk of streams, whose number is the first dimension of all tensors.
+
+        Args:
+            part_BTD: The subsampled frames that are computed at once: those of the chunk, and those after it that a
+                network reads which computes by window.
+            chunk: Frames of the chunk.
+            layers: What the layers remember.
+
+        Returns:
+            Scores, and what the layers remember after the chunk.
+        """
+        if self.by_window:
+            return self.encode_window(part_BTD, chunk, layers)
+        return self.encode_chunk(part_BTD, layers, False)
 
     def window_outputs(self, feats_BTF: Tensor, state: StreamState) -> tuple[Tensor, StreamState]:
         """As `chunk_outputs`, but of a chunk and the `cfg.ahead` frames after it at once: all sizes are fixed.

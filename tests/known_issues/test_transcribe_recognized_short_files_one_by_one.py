@@ -122,7 +122,12 @@ def test_a_file_has_the_same_transcript_alone_and_among_others(folder, tmp_path)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other builds of torch have one thread")
 def test_detector_computes_in_one_thread(monkeypatch, two_threads):
-    seen = []
-    monkeypatch.setattr(silero, "_silero", lambda: (lambda *_, **__: seen.append(torch.get_num_threads()) or [], None))
+    seen, compute = [], silero._Network.probabilities
+
+    def probabilities(network, wave):
+        seen.append(torch.get_num_threads())
+        return compute(network, wave)
+
+    monkeypatch.setattr(silero._Network, "probabilities", probabilities)
     build_vad(SileroConfig()).speech(torch.zeros(RATE), RATE)
     assert (seen, torch.get_num_threads()) == ([1], 2)

@@ -3,14 +3,17 @@
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from forks import Forkable
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from silero_vad import load_silero_vad
 from support import ROOT
 
 from speech import vad as vads
@@ -201,6 +204,32 @@ def test_tones_and_noise_are_no_speech_to_silero():
     noise = 0.1 * torch.randn(16000, generator=torch.Generator().manual_seed(1))
     assert vad.speech(noise, 8000) == []
     assert vad.speech(torch.sin(torch.arange(32000) * 0.3), 16000) == []
+
+
+@pytest.mark.parametrize("rate", [8000, 16000])
+@pytest.mark.parametrize("frames", [0.0, 0.3, 1.0, 63.5, 64.0, 150.25])
+def test_silero_gives_frames_that_are_computed_together_the_probabilities_of_one_after_the_other(rate, frames):
+    size = rate * 32 // 1000
+    generator = torch.Generator().manual_seed(3)
+    levels = torch.rand(200, generator=generator).repeat_interleave(size)[: int(frames * size)]
+    wave = levels * torch.randn(len(levels), generator=generator)
+    network = load_silero_vad()
+    network.reset_states()
+    parts = wave.split(size) if len(wave) else ()
+    with torch.inference_mode():
+        expected = [float(network(F.pad(part, (0, size - len(part))), rate)) for part in parts]
+        found = silero._silero()[1][rate].probabilities(wave)
+    assert found.tolist() == pytest.approx(expected, abs=1e-5)
+    assert len(found) < 60 or found.max() - found.min() > 0.02
+
+
+def test_several_threads_find_speech_at_the_same_time(two_threads):
+    vad = build_vad(SileroConfig())
+    waves = [torch.randn(40000, generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
+    waves = [wave * torch.rand(40).repeat_interleave(1000) ** 2 for wave in waves]
+    expected = [vad.speech(wave, 16000) for wave in waves]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda wave: vad.speech(wave, 16000), waves)) == expected
 
 
 def test_number_of_threads_is_not_changed():

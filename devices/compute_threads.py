@@ -1,14 +1,20 @@
-"""Number of threads that torch computes with."""
+"""Number of threads that torch computes with, and of cores for several that compute side by side."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
+from configurable.lazy import torch
 
 _lock = threading.Lock()
 _inside = 0
 _before = 0
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

@@ -6,7 +6,6 @@ weights take three times as long as one, not eight times.
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from devices.compute_threads import usable_cores
 from speech.models.networks.base import AcousticModel
 from speech.models.networks.lstm import Memory
 
@@ -38,11 +38,6 @@ class _Waiting:
         return self.chunk, self.part.shape[1:], *memories
 
 
-def _cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class ChunkBatches:
     """Takes a chunk's turn in the thread that has it, together with those that other threads wait for.
 
@@ -56,7 +51,7 @@ class ChunkBatches:
     def __init__(self, model: AcousticModel, at_once: int | None = None) -> None:
         self._model = model
         on_cpu = next(model.parameters()).device.type == "cpu"
-        self._free = threading.Semaphore(at_once or (_cores() if on_cpu else 1))
+        self._free = threading.Semaphore(at_once or (usable_cores() if on_cpu else 1))
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
 

@@ -14,7 +14,8 @@ import hashlib
 import io
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from configurable.configuration import Configuration
 from configurable.files import replace_file
 from configurable.former_fields import former_fields
 from configurable.lazy import torch
+from devices.compute_threads import one_thread, usable_cores
 from speech.audio import encode_flac, resample
 from speech.synthesis.commands import random_command
 from speech.synthesis.espeak import Engine, Voice
@@ -167,14 +169,15 @@ def synthesize_corpus(
     if missing:
         metadata.unlink(missing_ok=True)
     done = len(plan) - sum(map(len, missing))
-    for group in missing:
-        written = dict(_write_group(config, group, folder))
-        finished.update(written)
-        with log.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(written) + "\n")
-        done += len(group)
-        if progress is not None:
-            progress(done, len(plan))
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        for group in missing:
+            written = _write_group(config, group, folder, pool)
+            finished.update(written)
+            with log.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(written) + "\n")
+            done += len(group)
+            if progress is not None:
+                progress(done, len(plan))
     if not metadata.exists():
         replace_file(metadata, _metadata_csv(config, plan, finished))
     return metadata
@@ -217,21 +220,33 @@ def _is_whole(folder: Path, name: str, finished: dict[str, list[int]]) -> bool:
 
 
 def _write_group(
-    config: SynthesisConfig, group: list[PlannedUtterance], folder: Path
-) -> Iterator[tuple[str, list[int]]]:
-    """Synthesize a group and write its files; yields id, bytes and samples of each."""
-    with Engine() as engine:
-        for item in group:
-            wave = _record(config, item, engine)
+    config: SynthesisConfig, group: list[PlannedUtterance], folder: Path, pool: ThreadPoolExecutor
+) -> dict[str, list[int]]:
+    """Synthesize a group and write its files: bytes and samples of each by id.
+
+    The engine speaks in this thread, since a process has one. What follows takes longer, and the pool does it.
+    """
+
+    def write(item: PlannedUtterance, spoken: NDArray[np.int16], sample_rate: int) -> list[int]:
+        with one_thread():
+            wave = _record(config, item, spoken, sample_rate)
             data = encode_flac(wave, config.sample_rate)
-            replace_file(folder / "audio" / f"{item.id}.flac", data)
-            yield item.id, [len(data), len(wave)]
+        replace_file(folder / "audio" / f"{item.id}.flac", data)
+        return [len(data), len(wave)]
+
+    with Engine() as engine:
+        written = {
+            item.id: pool.submit(write, item, engine.speak(item.text, item.voice), engine.sample_rate) for item in group
+        }
+    return {name: answer.result() for name, answer in written.items()}
 
 
-def _record(config: SynthesisConfig, item: PlannedUtterance, engine: Engine) -> torch.Tensor:
-    """Synthesize, resample, set the level and add noise: float32 `[num_samples]`."""
-    spoken = torch.from_numpy(engine.speak(item.text, item.voice).astype(np.float32) / 32768)
-    speech = resample(spoken, engine.sample_rate, config.sample_rate).numpy()
+def _record(
+    config: SynthesisConfig, item: PlannedUtterance, spoken: NDArray[np.int16], sample_rate: int
+) -> torch.Tensor:
+    """Resample, set the level and add noise: float32 `[num_samples]`."""
+    wave = torch.from_numpy(spoken.astype(np.float32) / 32768)
+    speech = resample(wave, sample_rate, config.sample_rate).numpy()
     speech = speech * (10 ** (item.level_db / 20) / _rms(speech))
     seed = hashlib.sha256(f"{config.seed}/{item.id}".encode()).digest()
     noise = _noise(len(speech), item.tilt, np.random.default_rng(int.from_bytes(seed[:8], "big")))

@@ -188,7 +188,8 @@ class DrainingServer(uvicorn.Server):
         Args:
             listener: The socket.
         """
-        asyncio.run(self.serve(sockets=[listener]))
+        with asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:  # uvloop, where it is installed
+            runner.run(self.serve(sockets=[listener]))
 
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

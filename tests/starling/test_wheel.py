@@ -4,6 +4,7 @@ It is installed into a new environment that sees this one's packages, whose inst
 Starling.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -96,8 +97,9 @@ def test_installed_command_prints_its_version(installed, environment):
 def test_installed_wheel_shards_the_demo(installed, environment, tmp_path):
     pytest.importorskip("espeakng_loader")
     command = str(installed[0] / "venv" / "bin" / "starling")
-    out = run(command, "run", "demo", "--until", "shard", "--no-prefect", cwd=tmp_path, env=environment)
-    assert "8 shards" in out
+    words = ("run", "demo", "--until", "shard", "--no-prefect", "--json")
+    *_, shard = json.loads(run(command, *words, cwd=tmp_path, env=environment))["stages"]
+    assert (shard["name"], shard["counts"]["shards"]) == ("shard", 8)
     assert list((tmp_path / "home").rglob("index.parquet"))
 
 

@@ -280,7 +280,8 @@ def assert_counts_add_up(run, corpus, nodes, per_node, epochs):
     assert sum(entry["utterances"] for entry in last.values()) == epochs * count
     assert run.result["step"] == sum(last[f"{node}.0"]["step"] for node in range(nodes))
     valid = run.entries("valid")
-    assert [entry["epoch"] for entry in valid] == list(range(1, epochs + 1))
+    # as their replicas are complete: an epoch of a tenth of a second may be overtaken
+    assert sorted(entry["epoch"] for entry in valid) == list(range(1, epochs + 1))
     for entry in valid:
         assert entry["replicas"].keys() == {str(node) for node in range(nodes)}
         assert all(isinstance(loss, float) for loss in [entry["valid_loss"], *entry["replicas"].values()])

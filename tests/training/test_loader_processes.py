@@ -262,10 +262,12 @@ from functools import partial
 from pathlib import Path
 import numpy as np
 import torch
+from tasks.engine import know_tasks
 from training.job import TrainJob
 from training.learner.compute import open_loader, open_set
 from training.learner.prefetch import Loader, LoaderProcesses
 
+know_tasks()
 if __name__ == "__main__":
     job = TrainJob.model_validate_json(Path(sys.argv[1]).read_bytes())
     here = Loader(open_set(job, "train"), job.task.build(job.seed), torch.device("cpu"))

@@ -16,13 +16,13 @@ from rich.console import Console
 
 from training.processes.children import children
 
-END_S = 9.2
+END_S = 8.7
 """Less than ten seconds, with a reserve for busy machines. A training gets slightly less, for its checkpoint."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PREFECT_HANDLER = "_prefect_sigterm_handler"
 _AGAIN_S, _SAY_S = 0.05, 2.0
-_GIVE_BACK_S = 0.5
-"""What is left of the ten seconds for giving back this process's leases."""
+_GIVE_BACK_S = 1.2
+"""What is left of the ten seconds for giving back this process's leases: a busy server answers the second attempt."""
 
 
 class Countdown:

@@ -270,12 +270,12 @@ def test_ring_of_prefect_runs_needs_a_server(home, monkeypatch):
 
 
 def command_line(pool, config, *words):
-    """A command against the pool's server, as a user would give it."""
+    """A training by command against the pool's server, as a user would start it."""
     env = {**os.environ, "STARLING_HOME": str(pool.home), "PREFECT_API_URL": pool.api, "OMP_NUM_THREADS": "1"}
     log = (pool.home / "command.log").open("w")
     with log:
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.cli.app", *words[:1], str(config), *words[1:]],
+            [sys.executable, "-m", "flows.cli.app", "run", str(config), "--until", "train", *words],
             cwd=ROOT,
             env=env,
             stdout=log,
@@ -300,7 +300,7 @@ def training(pool, name, epochs):
 @pytest.mark.slow
 def test_killed_node_rejoins_a_ring_of_prefect_runs(pool):
     config = training(pool, "rejoin", 250)  # long enough for Prefect to bring a node back
-    run = command_line(pool, config, "train", "--json")
+    run = command_line(pool, config, "--json")
     try:
         wait_until(lambda: {e["learner"] for e in entries(pool) if e["kind"] == "step"} == {"0.0", "1.0"})
         before = pool.children()
@@ -322,7 +322,7 @@ def test_killed_node_rejoins_a_ring_of_prefect_runs(pool):
 
 @pytest.mark.slow
 def test_ending_the_training_ends_its_node_runs_within_ten_seconds(pool):
-    run = command_line(pool, training(pool, "cancelled", 100_000), "train")
+    run = command_line(pool, training(pool, "cancelled", 100_000))
     try:
         wait_until(lambda: len(pool.children()) == 2)
         wait_until(lambda: {e["learner"] for e in entries(pool) if e["kind"] == "step"} == {"0.0", "1.0"})

@@ -28,6 +28,7 @@ from flows.servers.supervisor import Supervisor
 from storage.objects import ObjectStore
 from tasks.search.config import SearchConfig
 from tasks.search.driver import SearchDriver
+from tasks.search.seeds import SeedTrainings
 from tasks.search.study import Studies, StudyError, TrialOutcome
 
 
@@ -257,7 +258,7 @@ def search_in(studies):
         study = studies.create("s", {"space": 1})
         with suppress(KeyboardInterrupt):
             SearchDriver(study, search.build(9), search, 9, train).run()
-    study.make_seeds(study.best.number, 2, 9)
+    study.make_seeds(study.best.number, SeedTrainings(1, 2, 9), 9)
     assert studies.names() == ["s"]
     everything = kept(study)
     studies.engine.dispose()  # its connections would hinder a restore

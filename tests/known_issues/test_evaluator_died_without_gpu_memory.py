@@ -36,11 +36,11 @@ def test_validation_continues_on_cpu_if_gpu_memory_is_full(corpus, tmp_path, wei
     evaluator, devices = Evaluator(corpus.job(tmp_path / "gpu", "conformer")), []
     real = evaluator.task.validate
 
-    def full(model, dataset, limits, device):
+    def full(model, dataset, limits, device, loss_only):
         devices.append(device.type)
         if device.type == "cuda":
             raise error
-        return real(model, dataset, limits, device)
+        return real(model, dataset, limits, device, loss_only)
 
     monkeypatch.setattr(evaluator.task, "validate", full)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)

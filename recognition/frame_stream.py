@@ -203,8 +203,8 @@ class FrameStream:
         rate = recognizer.spec.sample_rate
         self._resampled = ResampledStream(check_rate(sample_rate or rate, "the stream"), rate)
         self._waiting: list[Tensor] = []
-        self._num_waiting = self._heard = self._read = 0
-        self._missing = self._until_next_chunk()
+        self._heard = self._read = 0
+        self._due = self._next_chunk()
         self._segment = self._begin(0)
         self._frames = self._number = self.changed_words = self.shown_words = 0
         self._finished = False
@@ -217,8 +217,8 @@ class FrameStream:
 
     @property
     def wanted(self) -> int:
-        """See `SpeechStream`."""
-        return max(1, self._resampled.missing_samples(self._missing - self._num_waiting))
+        """Samples, at least 1, that complete the next chunk: fewer are only kept."""
+        return max(1, self._resampled.missing_samples(self._due - self._heard))
 
     def accept(self, samples: NDArray[np.floating]) -> list[StreamResult]:
         """Hear further samples.
@@ -261,8 +261,8 @@ class FrameStream:
         with one_thread():
             with torch.inference_mode():
                 self._waiting.append(self._resampled.accept(wave, last))
-                self._num_waiting += len(self._waiting[-1])
-                if not last and self._num_waiting < self._missing:
+                self._heard += len(self._waiting[-1])
+                if not last and self._heard < self._due:
                     return []  # to compute features and frames in small parts would take twice the time
                 outputs = self._chunks(last)
             return self._searched(outputs.to(self._searched_on))
@@ -275,13 +275,13 @@ class FrameStream:
         if last:
             feats = torch.cat((feats, self._features.finish()))
         outputs, self._state = self._outputs(feats[None], self._state, last)
-        self._heard, self._read, self._num_waiting = self._heard + len(wave), self._read + len(feats), 0
-        self._missing = self._until_next_chunk()
+        self._read += len(feats)
+        self._due = self._next_chunk()
         return outputs[0]
 
-    def _until_next_chunk(self) -> int:
-        """Samples at the model's rate that have to follow until the network puts out the next chunk."""
-        return self._features.missing_samples(self._heard, self._encoder.missing_frames(self._state, self._read))
+    def _next_chunk(self) -> int:
+        """Samples of the stream, at the model's rate, with which the network can compute the next chunk."""
+        return self._features.samples_for(self._encoder.frames_for_chunk(self._state, self._read))
 
     def _searched(self, outputs: Tensor) -> list[StreamResult]:
         """Go on with the search in further output frames [frames, ...]."""

@@ -174,7 +174,7 @@ class SegmentStream:
 
     @property
     def wanted(self) -> int:
-        """See `SpeechStream`."""
+        """Samples, at least 1, until the next look for speech or the next partial result: fewer are only kept."""
         wanted = self._look_size - self._unheard
         if self._speaking and self._cfg.partial_s:
             wanted = min(wanted, math.ceil(self._cfg.partial_s * self._rate) - (len(self._wave) - self._told))

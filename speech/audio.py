@@ -534,7 +534,7 @@ class ResampledStream:
         self._blocks = 0
 
     def missing_samples(self, samples: int) -> int:
-        """Samples that have to follow until so many further ones, at the target rate, have come."""
+        """The fewest samples with which `accept` gives `samples` further ones at the target rate."""
         blocks = self._blocks + -(-samples // self._up)
         return blocks * self._down + self._reach - len(self._wave)
 

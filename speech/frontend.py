@@ -1,6 +1,5 @@
 """Computes the normalized input features of an acoustic model from waveforms or stored features."""
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
@@ -241,19 +240,11 @@ class FeatureStream:
         kept = (self._wave, self._raw.frames, self._normalized.frames)
         return sum(tensor.untyped_storage().nbytes() for tensor in kept if tensor is not None)
 
-    def num_frames(self, samples: int) -> int:
-        """Frames that have come after so many samples, as long as others may follow."""
+    def samples_for(self, frames: int) -> int:
+        """The fewest samples from which `accept` can compute the first `frames` frames, at least 1."""
         extract = self._frontend.extract
-        lead = self._frontend.cfg.lead(extract)
-        raw = max(0, (samples + lead - extract.frame_length) // extract.hop_length + 1)
-        return -(-self._normalized.num_values(self._raw.num_values(raw)) // self._stride)
-
-    def missing_samples(self, samples: int, frames: int) -> int:
-        """Samples that have to follow `samples` until so many further frames, one at least, have come."""
-        wanted, most = self.num_frames(samples) + frames, self._frontend.extract.hop_length
-        while self.num_frames(samples + most) < wanted:
-            most *= 2
-        return bisect_left(range(most), wanted, key=lambda more: self.num_frames(samples + more))
+        raw = self._raw.frames_for(self._normalized.frames_for((frames - 1) * self._stride + 1))
+        return (raw - 1) * extract.hop_length + extract.frame_length - self._frontend.cfg.lead(extract)
 
     def accept(self, samples: Tensor) -> Tensor:
         """The frames [frames, dim] that can be computed by now, after further samples [samples] in ±1."""
@@ -313,9 +304,9 @@ class _Kept:
         self.frames: Tensor | None = None
         self._done = 0
 
-    def num_values(self, frames: int) -> int:
-        """Values that have come after so many frames, as long as others may follow."""
-        return max(0, frames - self._after) if frames >= self._first else 0
+    def frames_for(self, values: int) -> int:
+        """The fewest frames from which `mapped` can compute the first `values` values, at least 1."""
+        return max(values + self._after, self._first)
 
     def mapped(self, frames: Tensor, last: bool, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Values that can be computed by now.

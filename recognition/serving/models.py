@@ -29,7 +29,7 @@ class LoadedModel:
         queue: What recognizes with it.
         loaded_at: Seconds since 1970.
         words: Whether it knows when words are.
-        advance: Computes the chunks of all streams; None if the network needs whole utterances.
+        advance: Computes the chunks of all streams; None if the recognizer needs whole utterances.
     """
 
     def __init__(

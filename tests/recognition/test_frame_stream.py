@@ -144,8 +144,8 @@ def test_samples_that_complete_no_chunk_are_kept_and_the_others_give_results_at_
     made, samples = recognizer(), speech(4.0)
     cfg = FrameStreamConfig(chunk_ms=ms, endpoint=NO_ENDPOINT)
     stream, eager = FrameStream(made, cfg, own_rate), FrameStream(made, cfg, own_rate)
-    monkeypatch.setattr(eager, "_until_next_chunk", lambda: 0)
-    eager._missing, computed, features = 0, [], stream._features.accept
+    monkeypatch.setattr(eager, "_next_chunk", lambda: 0)
+    eager._due, computed, features = 0, [], stream._features.accept
     monkeypatch.setattr(stream._features, "accept", lambda wave: computed.append(len(wave)) or features(wave))
     sizes = np.random.default_rng(0).integers(1, 900, 200)
     for piece in np.split(samples, np.cumsum(sizes)):

@@ -94,7 +94,7 @@ class StreamingModelContract:
         model = self.build(subsampling=factor)
         state, read = model.stream_state(1, chunk), 0
         for _ in range(12):
-            missing = model.missing_frames(state, read)
+            missing = model.frames_for_chunk(state, read) - read
             out, state = model.forward_chunk(random_features(missing - 1), state)
             assert out.shape[1] == 0
             waiting = state.waiting.shape[1]

@@ -76,10 +76,14 @@ class Subsampling(nn.Module):
         return tuple(memory)
 
     def num_ready(self, frames: int) -> int:
-        """Output frames that `forward_chunk` has given after so many frames, as long as others may follow."""
-        for _ in self.convs:
-            frames = (frames + 1) // 2 if self.causal else frames // 2
-        return frames
+        """Output frames that `forward_chunk` computes from the first `frames` frames of a stream that goes on."""
+        factor = 1 << len(self.convs)
+        return -(-frames // factor) if self.causal else frames // factor
+
+    def frames_for(self, ready: int) -> int:
+        """The fewest frames from which `forward_chunk` computes the first `ready` output frames, at least 1."""
+        factor = 1 << len(self.convs)
+        return (ready - 1) * factor + 1 if self.causal else ready * factor
 
     def forward_chunk(self, feats_BTF: Tensor, memory: Memory, last: bool = False) -> tuple[Tensor, Memory]:
         """As `forward`, for the next frames of utterances [B, T, F].
@@ -277,19 +281,16 @@ class AcousticModel(TrainableNetwork, ABC):
         waiting = weight.new_zeros(batch, 0, len(weight))
         return StreamState(chunk, self.subsampling.start(batch), waiting, self.layers_before(batch))
 
-    def missing_frames(self, state: StreamState, frames: int) -> int:
-        """Feature frames that have to follow until the next chunk comes out, at least 1.
+    def frames_for_chunk(self, state: StreamState, frames: int) -> int:
+        """Feature frames, from the start of a stream, with which `chunk_outputs` can compute the next chunk.
 
         Args:
             state: What the network remembers.
             frames: Feature frames that it has read.
         """
         assert isinstance(self.subsampling, Subsampling)
-        wanted = self.subsampling.num_ready(frames) - state.waiting.shape[1] + self._window(state)
-        missing = 1
-        while self.subsampling.num_ready(frames + missing) < wanted:
-            missing += 1
-        return missing
+        computed = self.subsampling.num_ready(frames) - state.waiting.shape[1]
+        return self.subsampling.frames_for(computed + self._window(state))
 
     def _window(self, state: StreamState) -> int:
         """Subsampled frames that are computed at once, of which a chunk comes out."""

@@ -33,7 +33,8 @@ from training.coordinator.worklist import plan_lease
 from training.processes.keys import RingKey
 
 _START_S = 600.0
-_WARM_TURNS = 3
+WARM_TURNS = 3
+"""Turns of each node before the measurement."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def emulate(number: int, options: Options, pipe: Connection, parent: int) -> Non
         pipe.recv()
         plain: list[float] = []
         # each node gets the ring's view, and its first lease
-        first = [node.turn() for _ in range(_WARM_TURNS) for node in nodes]
+        first = [node.turn() for _ in range(WARM_TURNS) for node in nodes]
         leasing = [taken for taken, leases in first if leases]
         pipe.send(len(leasing))
         pipe.recv()
@@ -180,6 +181,7 @@ def measure(options: Options) -> dict[str, Any]:
         "join_ms": 1e3 * statistics.median(joins),
         "warm_s": warm_s,
         "members": len(status.members),
+        "beats": beats,
         "beats_per_s": beats / options.seconds,
         "leases": len(leasing),
         "cpu_ms_per_beat": 1e3 * cpu / beats,

@@ -202,6 +202,23 @@ def release_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+def seed_device(device: torch.device, seed: int) -> None:
+    """Seed the random numbers that are drawn on the CPU and on a device.
+
+    `torch.manual_seed` does it for all kinds of devices, and notes the caller's stack for each kind that is not in use:
+    0.1 to 0.4 ms, which each training step would wait for.
+
+    Args:
+        device: Device of the computation.
+        seed: The seed, the same numbers as from `torch.manual_seed`.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
+
+
 class SideStream:
     """A CUDA stream for the work of another thread; does nothing on a CPU.
 

@@ -15,6 +15,7 @@ from devices.choice import (
     inventory,
     is_out_of_memory,
     pick_device,
+    seed_device,
     share_gpu,
     spare_device,
 )
@@ -177,3 +178,26 @@ def test_claimed_gpu_is_the_current_device():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 46, device="cuda")
     assert is_out_of_memory(caught.value)
+
+
+# --- seeds
+
+
+@pytest.mark.parametrize("device", [CPU, pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)])
+def test_a_seed_gives_the_random_numbers_that_torch_gives(device):
+    drawn = []
+    for seed in (lambda number: seed_device(device, number), torch.manual_seed):
+        seed(2**62 + 5)
+        drawn.append((torch.rand(4), torch.rand(4, device=device)))
+    assert torch.equal(drawn[0][0], drawn[1][0])
+    assert torch.equal(drawn[0][1], drawn[1][1])
+
+
+@pytest.mark.parametrize("used", ["cpu", "cuda", "mps"])
+def test_only_the_device_in_use_is_seeded_besides_the_cpu(used, monkeypatch):
+    seeded = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: seeded.append(("cuda", seed)))
+    monkeypatch.setattr(torch.mps, "manual_seed", lambda seed: seeded.append(("mps", seed)))
+    seed_device(torch.device(used), 3)
+    assert seeded == ([] if used == "cpu" else [(used, 3)])
+    assert torch.initial_seed() == 3

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from devices.choice import is_out_of_memory
+from devices.choice import is_out_of_memory, seed_device
 from devices.padding import CalledNetwork, PaddedNetwork, frame_multiple
 from devices.portions import Portions, cut, undivided
 from devices.precision import describe, has_bf16
@@ -282,7 +282,7 @@ class Learner:
 
     def _backward(self, batch: TrainingBatch, seed: int) -> tuple[float, int]:
         """Add a batch's gradient; returns its summed loss and the number of unalignable utterances."""
-        torch.manual_seed(seed)
+        seed_device(self.device, seed)
         network = PaddedNetwork(self._forward, cast(CalledNetwork, self.model).num_frames, self.frame_multiple)
         losses, unalignable = self.task.losses(network, batch, self.device)
         total = losses.sum()

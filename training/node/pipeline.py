@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
+from devices.choice import seed_device
 from devices.padding import rounded_up
 from devices.portions import undivided
 from devices.transfers import beside, known_on_host, read_back
@@ -155,7 +156,7 @@ class PipelineLearner(Learner):
             TooLargeError: A micro-batch does not fit into this stage's GPU.
         """
         self.flat.zero_grad()
-        torch.manual_seed(seed)
+        seed_device(self.device, seed)
         feats, message = self._front(batch) if self.group.rank == 0 else (None, {})
         plan = BatchPlan.from_message(self.group.tell(message))
         if not len(plan.frames):

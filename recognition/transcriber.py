@@ -23,10 +23,12 @@ from speech.audio import AudioError, check_rate, check_samples, resample, stream
 from speech.decoding import DecodeConfig, DecodeError, Hypothesis
 from speech.hmm.utterances import by_speaker
 from speech.hypotheses import Word
-from speech.vad import VadConfig, build_vad, cut_windows, default_vad
+from speech.vad import PAUSE_S, VadConfig, build_vad, cut_windows, default_vad
 
 MAX_SECONDS = 30.0
 """Longest piece that is recognized at once, in seconds; longer recordings are split."""
+_LONGEST_PAUSE_S = 2.0
+"""Longest pause within a piece, for encoders that compute silence behind each piece, such as Whisper's 30 s."""
 _LONGEST_REASON = 200  # characters of an error that may repeat its input
 _WINDOW = 4  # batches that are read ahead and sorted by length
 _SILENT_S = 4.0  # what a window without speech counts for in a batch
@@ -227,6 +229,8 @@ class Transcriber:
         if hot_words:
             self.recognizer.prepare()  # what is wrong with them is said before the first recording
         self.spec, self.batch_seconds, self.nbest = self.recognizer.spec, batch_seconds, nbest
+        # another piece costs as much silence as is computed at least, a longer piece only the pause that it contains
+        self._pause_s = max(PAUSE_S, min(self.spec.min_seconds, _LONGEST_PAUSE_S))
 
     @property
     def sample_rate(self) -> int:
@@ -442,7 +446,8 @@ class Transcriber:
     ) -> Iterator[list[tuple[Tensor, float]]]:
         """The same, the pieces of up to `MAX_SECONDS` of the recording at a time."""
         try:
-            for pieces in cut_windows(self.vad, _counting(recording, self._blocks(item, sample_rate)), MAX_SECONDS):
+            blocks = _counting(recording, self._blocks(item, sample_rate))
+            for pieces in cut_windows(self.vad, blocks, MAX_SECONDS, self._pause_s):
                 yield [(resample(piece.wave, piece.sample_rate, self.sample_rate), piece.start) for piece in pieces]
         except AudioError as error:
             recording.error = str(error)

@@ -10,13 +10,14 @@ import logging
 from functools import cache
 
 from speech.vad.base import Vad, VadConfig
-from speech.vad.cutting import SpeechSegment, cut, cut_whole, cut_windows
+from speech.vad.cutting import PAUSE_S, SpeechSegment, cut, cut_whole, cut_windows
 from speech.vad.energy import EnergyConfig, EnergyVad
 from speech.vad.everything import EverythingConfig, EverythingVad
 from speech.vad.silero import SileroConfig, SileroVad, is_installed
 
 __all__ = [
     "DETECTORS",
+    "PAUSE_S",
     "EnergyConfig",
     "EnergyVad",
     "EverythingConfig",

@@ -21,8 +21,9 @@ class VadConfig(Choice, ABC):
 
     packages: ClassVar[tuple[str, ...]] = ()
 
-    pause_s: float = Field(default=0.3, ge=0)
-    """Pauses that are at least this long, in seconds, separate pieces that are recognized on their own."""
+    pause_s: float | None = Field(default=None, ge=0)
+    """Pauses that are at least this long, in seconds, separate pieces that are recognized on their own; by default as
+    long as suits the model, 0.3 for most."""
     pad_s: float = Field(default=0.3, ge=0)
     """Seconds of the pause that stay before and after each piece, so that soft sounds at its ends are not lost."""
 

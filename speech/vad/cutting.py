@@ -10,6 +10,8 @@ from torch import Tensor
 from speech.vad.base import Interval, Vad
 from speech.vad.levels import FLOOR_DB, frame_levels, level_range
 
+PAUSE_S = 0.3
+"""Pauses that are at least this long, in seconds, separate pieces, unless something else is asked for."""
 _MIN_PAUSE_S = 0.1
 """A recording that is too long for one piece is cut in a pause of at least this length, if it has one."""
 
@@ -33,7 +35,9 @@ class SpeechSegment:
     """In Hz."""
 
 
-def cut(vad: Vad, blocks: Iterable[tuple[Tensor, int]], max_seconds: float) -> Iterator[SpeechSegment]:
+def cut(
+    vad: Vad, blocks: Iterable[tuple[Tensor, int]], max_seconds: float, pause_s: float = PAUSE_S
+) -> Iterator[SpeechSegment]:
     """Cut a recording into pieces that contain speech.
 
     Detection runs on `max_seconds` of the recording at a time, and the recording is cut in the last pause of these. If
@@ -41,21 +45,24 @@ def cut(vad: Vad, blocks: Iterable[tuple[Tensor, int]], max_seconds: float) -> I
     recording of up to a second in which no speech is found is one piece if its level varies like that of speech.
 
     Args:
-        vad: Finds speech; its configuration says which pauses separate pieces.
+        vad: Finds speech.
         blocks: Consecutive blocks of samples [num_samples], each with its sample rate in Hz. At most `max_seconds` and
             one block are in memory.
         max_seconds: Longest piece in seconds.
+        pause_s: Shortest pause in seconds that separates pieces, unless the detector's configuration names one.
     """
-    for pieces in cut_windows(vad, blocks, max_seconds):
+    for pieces in cut_windows(vad, blocks, max_seconds, pause_s):
         yield from pieces
 
 
 def cut_windows(
-    vad: Vad, blocks: Iterable[tuple[Tensor, int]], max_seconds: float
+    vad: Vad, blocks: Iterable[tuple[Tensor, int]], max_seconds: float, pause_s: float = PAUSE_S
 ) -> Iterator[Iterator[SpeechSegment]]:
     """The pieces of `cut`, those of up to `max_seconds` of the recording at a time, even if there are none."""
     wave, before = torch.empty(0), 0
     rate = 0
+    if vad.cfg.pause_s is not None:
+        pause_s = vad.cfg.pause_s
     for block, rate in blocks:
         wave = torch.cat([wave, block]) if len(wave) else block
         limit = max(3, int(max_seconds * rate))
@@ -63,13 +70,13 @@ def cut_windows(
             window = wave[:limit]
             speech = vad.speech(window, rate)
             end = _last_pause(speech, window, rate)
-            yield _pieces(vad, window[:end], rate, speech, before)
+            yield _pieces(vad, window[:end], rate, speech, before, pause_s)
             wave, before = wave[end:], before + end
     if len(wave):
         speech = vad.speech(wave, rate)
         if not speech and not before and _may_be_word(wave, rate):
             speech = [(0, len(wave))]
-        yield _pieces(vad, wave, rate, speech, before)
+        yield _pieces(vad, wave, rate, speech, before, pause_s)
 
 
 def cut_whole(vad: Vad, wave: Tensor, rate: int, most: int) -> list[Tensor]:
@@ -121,11 +128,13 @@ def _last_pause(speech: list[Interval], window: Tensor, rate: int) -> int:
     return tail + quietest * hop + hop // 2
 
 
-def _pieces(vad: Vad, wave: Tensor, rate: int, speech: list[Interval], before: int) -> Iterator[SpeechSegment]:
+def _pieces(
+    vad: Vad, wave: Tensor, rate: int, speech: list[Interval], before: int, pause_s: float
+) -> Iterator[SpeechSegment]:
     """The pieces of a window: speech with short pauses in it, and with some of the long pauses around it."""
     merged: list[Interval] = []
     for start, end in ((start, min(end, len(wave))) for start, end in speech if start < len(wave)):
-        if merged and start - merged[-1][1] < vad.cfg.pause_s * rate:
+        if merged and start - merged[-1][1] < pause_s * rate:
             merged[-1] = (merged[-1][0], end)
         else:
             merged.append((start, end))

@@ -19,6 +19,7 @@ from speech.decoding import BeamConfig
 from speech.features import LogMelConfig
 from speech.models import BlstmConfig
 from speech.tokens import TokenConfig, train_tokenizer
+from speech.vad import EnergyConfig
 
 pytestmark = pytest.mark.usefixtures("tones_are_speech")
 RATE = 8000
@@ -200,3 +201,24 @@ def test_untrained_real_model_runs(folder):
 def test_missing_bundle_is_a_clear_error(tmp_path):
     with pytest.raises(BundleError, match=r"bundle\.json"):
         Transcriber(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("computed_s", "vad", "texts"),
+    [
+        (0.0, None, ["delta", "alpha", "bravo"]),
+        (0.5, None, ["delta", "alpha", "bravo"]),
+        (1.5, None, ["delta alpha", "bravo"]),
+        (30.0, None, ["delta alpha", "bravo"]),  # longer pauses separate pieces for every model
+        (30.0, EnergyConfig(pause_s=0.5), ["delta", "alpha", "bravo"]),
+        (0.0, EnergyConfig(pause_s=5.0), ["delta alpha bravo"]),
+    ],
+)
+def test_speech_is_one_piece_if_its_pauses_cost_less_than_another_piece(folder, monkeypatch, computed_s, vad, texts):
+    monkeypatch.setattr(BlstmConfig, "min_frames", round(100 * computed_s))
+    transcriber = Transcriber(folder, vad=vad)
+    transcriber.recognizer.model = LoudestBand()
+    spoken = [speak("delta", pause=0.5), speak("alpha", pause=0.5), np.zeros(2 * RATE), speak("bravo", pause=0.5)]
+    (transcript,) = transcriber.transcribe([np.concatenate(spoken)])
+    assert [piece.text for piece in transcript.pieces] == texts
+    assert transcript.text == "delta alpha bravo"

@@ -29,7 +29,6 @@ import torch
 
 from benchmarks.pipelines import run_pipeline
 from flows.names import new_run_id
-from recognition.bundle import add_decoder
 from recognition.frame_stream import FrameStream, FrameStreamConfig
 from recognition.inference import decode_set, open_set
 from recognition.recognizer import Recognizer
@@ -37,8 +36,7 @@ from tasks.config.pipeline import load_config
 from tasks.orchestration.stage_tasks import run_plainly
 from tasks.scores import summarize
 from tasks.stages.base import Run
-from tasks.stages.bundles import own_bundle
-from tasks.stages.decoder_files import decoder_of
+from tasks.stages.bundles import complete_bundle
 from tasks.stages.run_sets import scored_sets
 from tasks.stages.score import score_rows
 
@@ -92,8 +90,7 @@ def measure(run: Run, recipe: str = "", chunks_ms: Sequence[float] = CHUNKS_MS) 
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            bundle = own_bundle(run, Path(folder))
-            add_decoder(bundle, decoder_of(run))
+            bundle = complete_bundle(run, Path(folder))
             size_mb = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file()) / 1e6
             recognizer: Recognizer[Any] = Recognizer.load(bundle)
             recognizer.prepare()

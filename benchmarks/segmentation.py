@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.common import BenchmarkError
 from benchmarks.silence import clip_arguments, load_clips, open_model, padded, pause
 from recognition.transcriber import Transcriber
 from speech.vad import DETECTORS
@@ -70,6 +71,8 @@ def recognize(transcriber: Transcriber, recordings: list[Recording]) -> Result:
     began = time.process_time()
     transcripts = transcriber.transcribe([recording.wave.numpy() for recording in recordings])
     cpu_s = time.process_time() - began
+    if errors := [transcript.error for transcript in transcripts if transcript.error]:
+        raise BenchmarkError(errors[0])
     rows = [
         {"id": str(number), "ref": recording.text, "hyp": transcript.text, "speaker": recording.speaker, "domain": ""}
         for number, (recording, transcript) in enumerate(zip(recordings, transcripts, strict=True))

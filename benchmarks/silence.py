@@ -26,8 +26,8 @@ from storage.index import ShardIndex
 from storage.reading import ShardReader
 from tasks.config.pipeline import load_config
 from tasks.orchestration.stage_tasks import run_plainly
-from tasks.stages.base import Run
-from tasks.stages.bundles import fetch_bundle
+from tasks.stages.base import Run, stages_of
+from tasks.stages.bundles import complete_bundle
 
 SECONDS = (0.1, 0.4, 1.0, 5.0)
 LEVELS_DB = (-60.0, -50.0, -40.0, -30.0)
@@ -37,8 +37,9 @@ def find_model(name: str, run: Run) -> Path:
     """Folder of a bundle: the given one, or the one trained from the run's configuration."""
     if name:
         return fetch_model(name)
-    run_plainly(run, "train")
-    return fetch_bundle(run.result("train").store, run.cache_folder / "silence")
+    stages = list(stages_of(run.config))
+    run_plainly(run, stages[stages.index("decode") - 1])
+    return complete_bundle(run, run.cache_folder / "benchmarks" / run.result("train").key)
 
 
 def load_clips(run: Run, name: str, count: int, sample_rate: int) -> tuple[list[Tensor], list[tuple[str, str, str]]]:

@@ -204,8 +204,9 @@ class Transcriber:
 
     Raises:
         BundleError: The folder is not a bundle, or the bundle is damaged.
-        DecodeError: More than one hypothesis is requested, and the recognizer or its decoder finds one only; or there
-            are hot words, and the decoder takes none, or they cannot be read.
+        DecodeError: The decoder does not search what the model puts out; more than one hypothesis is requested, and
+            the recognizer or its decoder finds one only; or there are hot words, and the decoder takes none, or they
+            cannot be read.
     """
 
     def __init__(
@@ -226,6 +227,7 @@ class Transcriber:
             load_spec(folder).system.require("several hypotheses")
             decode = (decode or own_decoder(folder)).with_nbest(nbest)
         self.recognizer = Recognizer.load(folder, decode, device)
+        self.recognizer.spec.system.check_decoder(self.recognizer.cfg.kind)
         if hot_words:
             self.recognizer.prepare()  # what is wrong with them is said before the first recording
         self.spec, self.batch_seconds, self.nbest = self.recognizer.spec, batch_seconds, nbest

@@ -7,13 +7,14 @@ from typing import Any
 
 from configurable.addresses import address_content
 from recognition.adaptation import add_adaptation, save_gmm
-from recognition.bundle import BundleSpec
+from recognition.bundle import BundleSpec, add_decoder
 from speech.hmm.adapted import AdaptedFeatures
 from speech.hmm.config import AdaptationConfig
 from storage.objects import ObjectStore
 from storage.stages import StageOutput
 from tasks.stages.align import AlignmentModel, config_of
 from tasks.stages.base import Run
+from tasks.stages.decoder_files import decoder_of
 from tasks.stages.ivectors import EXTRACTOR
 from tasks.stages.train import TRAIN
 
@@ -37,6 +38,13 @@ def fetch_bundle(source: ObjectStore | StageOutput, folder: Path) -> Path:
 def own_bundle(run: Run, folder: Path) -> Path:
     """Write the bundle of the run's own recognizer into a local folder; returns the folder."""
     return make_bundle(bundle_source(run), folder)
+
+
+def complete_bundle(run: Run, folder: Path) -> Path:
+    """The same bundle with the decoding parameters and files that this run's hypotheses are made with."""
+    own_bundle(run, folder)
+    add_decoder(folder, decoder_of(run))
+    return folder
 
 
 def bundle_source(run: Run) -> dict[str, Any]:

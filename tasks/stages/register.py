@@ -31,16 +31,16 @@ import recognition
 import speech
 import storage
 from configurable.addresses import address_content
-from recognition.bundle import BundleSpec, add_decoder, load_spec
+from recognition.bundle import BundleSpec, load_spec
 from speech.audio import encode_flac
 from speech.decoding import DECODERS
 from speech.vad import SileroConfig
 from storage.stages import StageOutput
 from tasks import pyfunc_path
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult, get_stage
-from tasks.stages.bundles import own_bundle
+from tasks.stages.bundles import complete_bundle
 from tasks.stages.decode import DECODE
-from tasks.stages.decoder_files import decoder_of, with_digests
+from tasks.stages.decoder_files import with_digests
 from tasks.stages.initial import initial_tags
 from tasks.stages.run_sets import scored_sets
 from tasks.stages.score import SCORE
@@ -199,13 +199,6 @@ def _without_chatter() -> Iterator[None]:
         yield
 
 
-def _complete_bundle(run: Run, folder: Path) -> Path:
-    """The trained bundle with the decoding parameters and files that this run's hypotheses were made with."""
-    own_bundle(run, folder)
-    add_decoder(folder, decoder_of(run))
-    return folder
-
-
 def _inputs(run: Run) -> Inputs:
     config = {
         # the promotion policy does not affect the version
@@ -239,7 +232,7 @@ def _make_version(
             _log_run(api, run, run_id, Path(folder))
             with tempfile.TemporaryDirectory() as bundle:
                 tags |= _scores(run)
-                version = _log_model(run, run_id, _complete_bundle(run, Path(bundle)), tags, contained)
+                version = _log_model(run, run_id, complete_bundle(run, Path(bundle)), tags, contained)
         except BaseException as error:
             end_run(api, run_id, *status_after(type(error)))
             raise

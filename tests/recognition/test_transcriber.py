@@ -15,7 +15,7 @@ import torch
 from recognition.bundle import BundleError, BundleSpec, save_bundle
 from recognition.transcriber import Transcriber
 from speech.audio import encode_flac
-from speech.decoding import BeamConfig
+from speech.decoding import AttentionDecodeConfig, BeamConfig, DecodeError
 from speech.features import LogMelConfig
 from speech.models import BlstmConfig
 from speech.tokens import TokenConfig, train_tokenizer
@@ -222,3 +222,8 @@ def test_speech_is_one_piece_if_its_pauses_cost_less_than_another_piece(folder, 
     (transcript,) = transcriber.transcribe([np.concatenate(spoken)])
     assert [piece.text for piece in transcript.pieces] == texts
     assert transcript.text == "delta alpha bravo"
+
+
+def test_a_decoder_that_does_not_fit_is_refused_at_once(folder):
+    with pytest.raises(DecodeError, match="attention does not search what a recognizer of kind ctc puts"):
+        Transcriber(folder, decode=AttentionDecodeConfig())

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from flows.cli.app import app
 from flows.cli.simulate import training_job
 from recognition.adaptation import SpeakerAdapter, add_adaptation
-from recognition.bundle import BundleError, add_decoder, check_files, save_bundle
+from recognition.bundle import BundleError, check_files, save_bundle
 from recognition.recognizer import Recognizer
 from recognition.transcriber import Transcriber
 from speech.alignments import AlignmentTable
@@ -35,7 +35,7 @@ from tasks.dataset.tables import read_table
 from tasks.stages import adapt, decode
 from tasks.stages.adapt import ADAPT
 from tasks.stages.base import Run, Stage
-from tasks.stages.bundles import adaptation_source, fetch_bundle, own_bundle
+from tasks.stages.bundles import adaptation_source, complete_bundle, fetch_bundle
 from tasks.stages.decode import DECODE, decode_with
 from tasks.stages.decoder_files import decoder_of
 from tasks.stages.feature_shards import compute_features
@@ -106,16 +106,9 @@ def decoded_untrained(run):
     return run
 
 
-def registered_bundle(run, folder):
-    """The bundle of a run as it is registered."""
-    bundle = own_bundle(run, folder)
-    add_decoder(bundle, decoder_of(run))
-    return bundle
-
-
 @pytest.fixture(scope="module")
 def bundle(run, tmp_path_factory):
-    return registered_bundle(run, tmp_path_factory.mktemp("bundle"))
+    return complete_bundle(run, tmp_path_factory.mktemp("bundle"))
 
 
 def loaded(run, folder):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from flows.cli.app import app
 from flows.summary import summarize
-from recognition.bundle import BundleError, add_decoder, copy_network, load_bundle, load_spec
+from recognition.bundle import BundleError, copy_network, load_bundle, load_spec
 from recognition.systems.gmm import GmmRecognizer
 from recognition.transcriber import Transcriber
 from speech.alignments import AlignmentTable
@@ -34,9 +34,8 @@ from tasks.orchestration.stage_tasks import run_plainly
 from tasks.stages import decode, progress
 from tasks.stages.align import ALIGN, IterationLog, figures
 from tasks.stages.base import Run, Stage, StageError, stages_of
-from tasks.stages.bundles import own_bundle
+from tasks.stages.bundles import complete_bundle
 from tasks.stages.decode import DECODE
-from tasks.stages.decoder_files import decoder_of
 from tasks.stages.graph import GRAPH
 from tasks.stages.register import REGISTER
 from tasks.stages.score import SCORE
@@ -132,8 +131,7 @@ def test_bundle_of_the_gmm_recognizes_like_the_stage_with_times(aligned, tmp_pat
         stage.execute(run)
     rows = read_table(run.result("decode").store, "test.parquet")
     expected = {row["id"]: (row["hyp"], row["confidence"]) for row in rows}
-    bundle = own_bundle(run, tmp_path / "made")
-    add_decoder(bundle, decoder_of(run))
+    bundle = complete_bundle(run, tmp_path / "made")
     bundle = bundle.rename(tmp_path / "gmm")
     assert (load_spec(bundle).system.kind, load_spec(bundle).model) == ("gmm", None)
     store = run.result("shard").store.child("test")

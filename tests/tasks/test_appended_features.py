@@ -22,6 +22,7 @@ from tasks.dataset.tables import read_table
 from tasks.stages import ivectors, progress
 from tasks.stages.adapt import ADAPT
 from tasks.stages.base import Run
+from tasks.stages.bundles import complete_bundle
 from tasks.stages.decode import decode_with
 from tasks.stages.decoder_files import decoder_of
 from tasks.stages.feature_shards import compute_features
@@ -60,7 +61,7 @@ def decoded(run):
 
 @pytest.fixture(scope="module")
 def bundle(decoded, tmp_path_factory):
-    return adapted.registered_bundle(decoded, tmp_path_factory.mktemp("bundle"))
+    return complete_bundle(decoded, tmp_path_factory.mktemp("bundle"))
 
 
 def stored(run, name):

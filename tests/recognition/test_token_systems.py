@@ -396,7 +396,7 @@ def test_recordings_may_be_in_different_languages_and_a_wrong_one_is_obeyed(trai
 
 @attention
 def test_model_without_tokens_of_languages_is_told_none(trained):
-    transcriber = Transcriber(trained.bundle)
+    transcriber = Transcriber(trained.bundle, AttentionDecodeConfig())
     with pytest.raises(DecodeError, match=r"no tokens of languages.*decoder_network\.language auto"):
         transcriber.open(torch.zeros(RATE), language="en")
 

@@ -58,6 +58,11 @@ class DecodeConfig(ChoiceWithFiles, ABC):
         """Whether a model with tokens of languages is told the languages that the data name."""
         return False
 
+    @property
+    def untimed(self) -> Self:
+        """This configuration without times of words, if these have their costs; by default itself."""
+        return self
+
     def completed(self, files: Mapping[str, str]) -> Self:
         """This configuration with files that it needs and does not name.
 

@@ -69,6 +69,11 @@ class TokenSearchConfig(RescoredConfig):
 
     @property
     @override
+    def untimed(self) -> Self:
+        return self.model_copy(update={"times": "none"})
+
+    @property
+    @override
     def ranks_again(self) -> bool:
         return super().ranks_again or self.word_score != 0
 

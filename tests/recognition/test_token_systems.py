@@ -23,7 +23,7 @@ from recognition.systems.token_networks import TokenSystem
 from recognition.systems.transducer import TransducerSystem, TransducerTask
 from recognition.transcriber import Transcriber
 from speech.decoding import AttentionDecodeConfig, DecodeError, GreedyConfig, TransducerDecodeConfig
-from speech.decoding.token_search import TokenSearchConfig
+from speech.decoding.token_search import TokenSearch, TokenSearchConfig
 from speech.models import LstmPredictorConfig, StatelessPredictorConfig, TransformerDecoderConfig
 from speech.objectives import AttentionConfig, CtcConfig, TransducerConfig
 from speech.objectives.base import CtcShareConfig
@@ -378,6 +378,21 @@ def test_sets_are_decoded_in_the_languages_that_the_data_name_if_so_configured(t
     del recognizer.tokenizer.languages["de"]  # the model would have to find what it cannot be told
     (_, encoded), *_ = encode_set(recognizer, data, np.arange(len(data)))
     assert set(encoded.languages) == {"", "en"}
+
+
+@pytest.mark.parametrize(("words", "nbest", "timed"), [(False, 1, 0), (True, 1, 3), (False, 2, 3)])
+def test_times_are_found_only_if_they_are_asked_for(trained, case, monkeypatch, words, nbest, timed):
+    transcriber = Transcriber(trained.bundle, case.decoder(beam=2, **case.decode), vad=EverythingConfig(), nbest=nbest)
+    searches, spans = [], TokenSearch._spans
+    monkeypatch.setattr(TokenSearch, "_spans", lambda *args: searches.append(args) or spans(*args))
+    waves = [tones.speak([word, WORDS[3]], np.random.default_rng(5)) for word in WORDS[:3]]
+    transcripts = transcriber.transcribe(waves, words=words)
+    assert len(searches) == timed
+    assert [transcript.text for transcript in transcripts] == [
+        transcript.text for transcript in transcriber.transcribe(waves, words=True)
+    ]
+    assert all(transcript.text for transcript in transcripts)
+    assert all(bool(transcript.words) == words for transcript in transcripts)
 
 
 @languages

@@ -6,8 +6,11 @@ words. Pauses are deterministic.
 """
 
 import argparse
+import atexit
 import json
+import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -39,7 +42,9 @@ def find_model(name: str, run: Run) -> Path:
         return fetch_model(name)
     stages = list(stages_of(run.config))
     run_plainly(run, stages[stages.index("decode") - 1])
-    return complete_bundle(run, run.cache_folder / "benchmarks" / run.result("train").key)
+    folder = tempfile.mkdtemp(prefix="starling-model-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return complete_bundle(run, Path(folder))
 
 
 def load_clips(run: Run, name: str, count: int, sample_rate: int) -> tuple[list[Tensor], list[tuple[str, str, str]]]:

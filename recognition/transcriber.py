@@ -29,8 +29,9 @@ from speech.vad import PAUSE_S, VadConfig, build_vad, cut_windows, default_vad
 
 MAX_SECONDS = 30.0
 """Longest piece that is recognized at once, in seconds; longer recordings are split."""
-_LONGEST_PAUSE_S = 2.0
-"""Longest pause within a piece, for encoders that compute silence behind each piece, such as Whisper's 30 s."""
+_LONGEST_PAUSE_S = 1.0
+"""Longest pause within a piece, for encoders that compute silence behind each piece, such as Whisper's 30 s. After a
+longer one, Whisper sometimes takes the text for finished (`python -m benchmarks.segmentation`)."""
 _LONGEST_REASON = 200  # characters of an error that may repeat its input
 _WINDOW = 4  # batches that are read ahead and sorted by length
 _SILENT_S = 4.0  # what a window without speech counts for in a batch
@@ -52,12 +53,12 @@ class SpokenPiece:
     confidence: float
     """Mean posterior of its tokens, 0 to 1."""
     least: float | None = None
-    """Confidence of its least certain word; None without words whose times were asked for."""
+    """Confidence of its least certain word, if the search gives words confidences, or their times are asked for."""
 
     @classmethod
-    def of(cls, start: float, seconds: float, text: str, confidence: float, words: Iterable[Word]) -> "SpokenPiece":
-        """A piece whose words have confidences; there are none if their times were not asked for."""
-        return cls(start, seconds, text, confidence, min((word.confidence for word in words), default=None))
+    def of(cls, start: float, seconds: float, text: str, confidence: float, words: Iterable[float]) -> "SpokenPiece":
+        """A piece, of which the words' confidences may be known."""
+        return cls(start, seconds, text, confidence, min(words, default=None))
 
     @property
     def num_words(self) -> int:
@@ -125,7 +126,8 @@ class _Part:
     def spoken(self) -> SpokenPiece:
         """The result without what only the recording's needs."""
         best = self.hypothesis
-        return SpokenPiece.of(self.start, self.seconds, best.text, best.confidence, self.words)
+        confidences = [word.confidence for word in self.words] or best.word_confidences
+        return SpokenPiece.of(self.start, self.seconds, best.text, best.confidence, confidences)
 
 
 @dataclass
@@ -519,11 +521,15 @@ class Transcriber:
             )
             return [_Part(pieces[0].start, 0.0, Hypothesis(), [])]
 
+    @property
+    def times_cost(self) -> bool:
+        """Whether it is faster without times of words."""
+        return self.recognizer.cfg.untimed != self.recognizer.cfg
+
     @cached_property
     def _untimed(self) -> Recognizer[Any]:
         """What searches if nobody asks for times: for Whisper base, they take a fifth of the search's time."""
-        cfg = self.recognizer.cfg
-        return self.recognizer if cfg.untimed == cfg else self.recognizer.with_decoder(cfg.untimed)
+        return self.recognizer.with_decoder(self.recognizer.cfg.untimed) if self.times_cost else self.recognizer
 
     def _recognize(self, pieces: list[_Piece], words: bool) -> list[_Part]:
         given = [piece.inputs for piece in pieces]

@@ -164,6 +164,11 @@ class _Wanted:
             raise ApiError(400, f"{name} needs response_format verbose_json", "invalid_value", name)
         return cls(kind, frozenset(map(str, given or ["segment"])), _field(form, "language"))
 
+    @property
+    def words(self) -> bool:
+        """Whether the answer has times of words, or of segments, which follow from them."""
+        return self.kind in (*formats.TIMED, "verbose_json")
+
     def check_times(self, model: LoadedModel) -> None:
         """Check that the model knows the times that are asked for.
 
@@ -192,7 +197,8 @@ async def _transcription(service: SpeechService, request: Request) -> Response:
             told = model.told(wanted.language)
             await asyncio.to_thread(check_audio, data, service.limits.file_seconds)
             received = time.monotonic()
-            transcript = await _recognized(service, request, model, data, told)
+            words = model.words and (wanted.words or not model.transcriber.times_cost)
+            transcript = await _recognized(service, request, model, data, words, told)
     now = time.monotonic()
     service.metrics.audio.labels(ROUTE).inc(transcript.seconds)
     service.recognized(ROUTE, model.version, transcript.pieces, data)
@@ -298,9 +304,9 @@ def _too_long(most_seconds: float) -> ApiError:
 
 
 async def _recognized(
-    service: SpeechService, request: Request, model: LoadedModel, data: bytes, language: str
+    service: SpeechService, request: Request, model: LoadedModel, data: bytes, words: bool, language: str
 ) -> Transcript:
-    """The transcript of a file, unless the client goes away; with words, of which the log has the least confidence.
+    """The transcript of a file, unless the client goes away.
 
     Raises:
         ApiError: It cannot be recognized, or not in time.
@@ -309,7 +315,7 @@ async def _recognized(
     try:
         answer: Future[Transcript] = model.queue.submit(
             data,
-            words=model.words,
+            words=words,
             language=language,
             within_s=limits.request_s,
             most_seconds=limits.file_seconds,

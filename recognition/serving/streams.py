@@ -267,7 +267,7 @@ class StreamSession:
     def _note(self, result: StreamResult) -> None:
         """Count, log and perhaps collect a segment."""
         seconds = result.end_s - result.start_s
-        piece = SpokenPiece.of(0.0, seconds, result.text, result.confidence, result.words)
+        piece = SpokenPiece.of(0.0, seconds, result.text, result.confidence, (word.confidence for word in result.words))
         wave = self._recent.cut(result.start_s, result.end_s)
         self._service.metrics.audio.labels(ROUTE).inc(seconds)
         self._service.recognized(ROUTE, self._model.version, [piece], wave, self._rate)

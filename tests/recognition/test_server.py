@@ -10,6 +10,7 @@ import pytest
 from support import bundle_with_languages, load_beside, silent_system, wait_until
 from websockets.exceptions import InvalidStatus
 
+from recognition.serving.formats import FORMATS
 from recognition.serving.models import LoadedModel, ModelSwitch
 from recognition.serving.queue import RecordingTooLongError
 from recognition.systems import SYSTEMS
@@ -410,6 +411,25 @@ def test_a_model_with_tokens_of_languages_is_told_the_one_that_a_client_names(tm
             connection.send(tones.pcm(speak("echo")))
             connection.send(json.dumps({"type": "end"}))
             assert tones.messages(connection)[-1]["type"] == "done"
+
+
+def test_times_that_have_their_costs_are_found_for_formats_that_have_them(tmp_path, monkeypatch):
+    bundle_with_languages(tmp_path)
+    transcriber, asked, open_recording = Transcriber(tmp_path, vad=EverythingConfig()), [], Transcriber.open
+
+    def opened(self, *args, words, **options):
+        asked.append(words)
+        return open_recording(self, *args, words=words, **options)
+
+    monkeypatch.setattr(Transcriber, "open", opened)
+    with tones.serving(ModelSwitch("tones", LoadedModel("1", transcriber))) as server:
+        for name in FORMATS:
+            assert post(server, flac(speak("echo")), response_format=name)[0] == 200
+        assert dict(zip(FORMATS, asked, strict=True)) == {name: name not in ("json", "text") for name in FORMATS}
+        free = transcriber.recognizer.cfg.model_copy(update={"times": "none"})
+        monkeypatch.setattr(transcriber.recognizer, "cfg", free)
+        assert post(server, flac(speak("echo")))[0] == 200
+        assert asked[-1]
 
 
 def test_a_model_without_tokens_of_languages_repeats_the_one_that_a_client_names(server):

@@ -218,7 +218,7 @@ def test_speech_is_one_piece_if_its_pauses_cost_less_than_another_piece(folder, 
     monkeypatch.setattr(BlstmConfig, "min_frames", round(100 * computed_s))
     transcriber = Transcriber(folder, vad=vad)
     transcriber.recognizer.model = LoudestBand()
-    spoken = [speak("delta", pause=0.5), speak("alpha", pause=0.5), np.zeros(2 * RATE), speak("bravo", pause=0.5)]
+    spoken = [speak("delta", pause=0.35), speak("alpha", pause=0.35), np.zeros(RATE), speak("bravo", pause=0.35)]
     (transcript,) = transcriber.transcribe([np.concatenate(spoken)])
     assert [piece.text for piece in transcript.pieces] == texts
     assert transcript.text == "delta alpha bravo"

@@ -21,17 +21,20 @@ from recognition.alternatives import (
 )
 from recognition.bundle import load_spec, own_decoder
 from recognition.recognizer import Adapter, Recognizer
-from speech.audio import AudioError, check_rate, check_samples, resample, stream_audio
+from speech.audio import AudioError, check_rate, check_samples, stream_audio
 from speech.decoding import DecodeConfig, DecodeError, Hypothesis
 from speech.hmm.utterances import by_speaker
 from speech.hypotheses import Word
-from speech.vad import PAUSE_S, VadConfig, build_vad, cut_windows, default_vad
+from speech.vad import PAUSE_S, SpeechSegment, VadConfig, build_vad, cut_windows, default_vad
 
 MAX_SECONDS = 30.0
 """Longest piece that is recognized at once, in seconds; longer recordings are split."""
-_LONGEST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 0.6
 """Longest pause within a piece, for encoders that compute silence behind each piece, such as Whisper's 30 s. After a
 longer one, Whisper sometimes takes the text for finished (`python -m benchmarks.segmentation`)."""
+_UNHEARD_S = 1.0
+"""Seconds of speech after the last word, and a pause, that are recognized by themselves: Whisper sometimes takes a text
+for finished in a pause."""
 _LONGEST_REASON = 200  # characters of an error that may repeat its input
 _WINDOW = 4  # batches that are read ahead and sorted by length
 _SILENT_S = 4.0  # what a window without speech counts for in a batch
@@ -105,6 +108,13 @@ class _Piece:
     """Its language, if it is given."""
     features: Tensor | None = None
     """Features that are adapted to the speaker, for models that read these."""
+    speech: tuple[tuple[float, float], ...] = ()
+    """Start and end, in seconds of the recording, of the speech between its pauses."""
+
+    @classmethod
+    def of(cls, segment: SpeechSegment, recording: int, speaker: int, language: str) -> "_Piece":
+        """A segment of a recording."""
+        return cls(recording, segment.wave, segment.start, speaker, language, speech=segment.speech)
 
     @property
     def inputs(self) -> Tensor:
@@ -158,8 +168,8 @@ class OpenRecording:
     words: bool
     """Whether to find the words' times."""
     nbest: int
-    windows: Iterator[list[tuple[Tensor, float]]]
-    """What has not been read yet: pieces at the model's rate, with their starts in seconds."""
+    windows: Iterator[list[SpeechSegment]]
+    """What has not been read yet: pieces at the model's rate."""
     result: _Recording
     language: str = ""
     """Its language, if it is given."""
@@ -171,9 +181,9 @@ class OpenRecording:
     """How often more of it has been recognized."""
 
     def __post_init__(self) -> None:
-        self._ahead: list[tuple[Tensor, float]] | None = None
+        self._ahead: list[SpeechSegment] | None = None
 
-    def take(self) -> list[tuple[Tensor, float]]:
+    def take(self) -> list[SpeechSegment]:
         """The next pieces. One window is read ahead, so that the last one is known to be the last."""
         now = self._ahead if self.turns else next(self.windows, None)
         self._ahead = None if now is None else next(self.windows, None)
@@ -373,9 +383,9 @@ class Transcriber:
             except Exception as error:  # a library's, for audio that it does not expect
                 recording.failure, recording.finished = error, True
                 continue
-            window += [_Piece(number, wave, start, number, recording.language) for wave, start in pieces]
+            window += [_Piece.of(piece, number, number, recording.language) for piece in pieces]
             # to find that a window has no speech takes time, too
-            left -= sum(len(wave) for wave, _ in pieces) / self.sample_rate or _SILENT_S
+            left -= sum(len(piece.wave) for piece in pieces) / self.sample_rate or _SILENT_S
             if not recording.finished:
                 turns.append((number, recording))
         self._flush_apart(window, recordings)
@@ -435,26 +445,24 @@ class Transcriber:
         for number, (item, speaker) in enumerate(audio):
             recordings[number] = recording = _Recording()
             silent = 0.0
-            for wave, start in self._pieces(item, sample_rate, recording):
-                seconds = len(wave) / self.sample_rate
+            for piece in self._pieces(item, sample_rate, recording):
+                seconds = len(piece.wave) / self.sample_rate
                 silent -= seconds
-                yield number, _Piece(number, wave, start, speaker, language), seconds
+                yield number, _Piece.of(piece, number, speaker, language), seconds
             silent += recording.seconds
             yield number, None, max(0.0, silent) if self.recognizer.adapter is None else 0.0
 
-    def _pieces(self, item: Audio, sample_rate: int | None, recording: _Recording) -> Iterator[tuple[Tensor, float]]:
-        """Yield a recording's pieces at the model's rate, and their starts; records its duration, or its error."""
+    def _pieces(self, item: Audio, sample_rate: int | None, recording: _Recording) -> Iterator[SpeechSegment]:
+        """Yield a recording's pieces at the model's rate; records its duration, or its error."""
         for pieces in self._windows(item, sample_rate, recording):
             yield from pieces
 
-    def _windows(
-        self, item: Audio, sample_rate: int | None, recording: _Recording
-    ) -> Iterator[list[tuple[Tensor, float]]]:
+    def _windows(self, item: Audio, sample_rate: int | None, recording: _Recording) -> Iterator[list[SpeechSegment]]:
         """The same, the pieces of up to `MAX_SECONDS` of the recording at a time."""
         try:
             blocks = _counting(recording, self._blocks(item, sample_rate))
             for pieces in cut_windows(self.vad, blocks, MAX_SECONDS, self._pause_s):
-                yield [(resample(piece.wave, piece.sample_rate, self.sample_rate), piece.start) for piece in pieces]
+                yield [piece.at(self.sample_rate) for piece in pieces]
         except AudioError as error:
             recording.error = str(error)
         except (TypeError, ValueError) as error:
@@ -487,7 +495,7 @@ class Transcriber:
         """Recognize pieces in batches of similar length, and append the results to their recordings in order."""
         if (adapter := self.recognizer.adapter) is not None:
             window = _adapted(adapter, window)
-        parts: dict[int, _Part] = {}
+        parts: dict[int, list[_Part]] = {}
         order = sorted(range(len(window)), key=lambda n: len(window[n].wave))
         for rows in self._batches(order, window):
             batch = [window[row] for row in rows]
@@ -495,7 +503,7 @@ class Transcriber:
             if on_seconds is not None:
                 on_seconds(sum(len(piece.wave) for piece in batch) / self.sample_rate)
         for row, piece in enumerate(window):
-            recordings[piece.recording].parts.append(parts[row])
+            recordings[piece.recording].parts.extend(parts[row])
 
     def _batches(self, order: list[int], pieces: list[_Piece]) -> Iterator[list[int]]:
         rows: list[int] = []
@@ -508,7 +516,9 @@ class Transcriber:
         if rows:
             yield rows
 
-    def _recognize_each(self, pieces: list[_Piece], recordings: dict[int, _Recording], words: bool) -> list[_Part]:
+    def _recognize_each(
+        self, pieces: list[_Piece], recordings: dict[int, _Recording], words: bool
+    ) -> list[list[_Part]]:
         """Like `_recognize`, but a piece without usable scores fails its own recording only."""
         try:
             return self._recognize(pieces, words)
@@ -519,7 +529,7 @@ class Transcriber:
                 f"the model gives no usable scores for it ({error}): check the audio, and fetch the model again if "
                 "other recordings fail, too"
             )
-            return [_Part(pieces[0].start, 0.0, Hypothesis(), [])]
+            return [[_Part(pieces[0].start, 0.0, Hypothesis(), [])]]
 
     @property
     def times_cost(self) -> bool:
@@ -531,20 +541,38 @@ class Transcriber:
         """What searches if nobody asks for times: for Whisper base, they take a fifth of the search's time."""
         return self.recognizer.with_decoder(self.recognizer.cfg.untimed) if self.times_cost else self.recognizer
 
-    def _recognize(self, pieces: list[_Piece], words: bool) -> list[_Part]:
+    def _recognize(self, pieces: list[_Piece], words: bool) -> list[list[_Part]]:
+        """Recognize pieces in one batch; one whose text ends before its speech does is continued after its text."""
         given = [piece.inputs for piece in pieces]
-        recognizer = self.recognizer if words or self.nbest > 1 else self._untimed
+        several = [len(piece.speech) > 1 for piece in pieces]
+        recognizer = self.recognizer if words or self.nbest > 1 or any(several) else self._untimed
         inputs = torch.nn.utils.rnn.pad_sequence(given, batch_first=True)
         lengths = torch.tensor([len(piece_inputs) for piece_inputs in given])
         encoded = recognizer.encode(inputs, lengths, languages=[piece.language for piece in pieces])
-        parts = []
+        parts, rests = [], {}
         for row, (hypothesis, piece) in enumerate(zip(recognizer.search(encoded), pieces, strict=True)):
-            seconds = len(piece.wave) / self.sample_rate
-            times = recognizer.times(encoded, row, piece.start, piece.start + seconds)
-            spoken = recognizer.timed_words(encoded, row, hypothesis, times) if words and times else []
+            end = piece.start + len(piece.wave) / self.sample_rate
+            times = recognizer.times(encoded, row, piece.start, end)
+            timed = times is not None and (words or several[row])
+            spoken = recognizer.timed_words(encoded, row, hypothesis, times) if timed and times else []
             others = timed_alternatives(hypothesis, times) if self.nbest > 1 else []
-            parts.append(_Part(piece.start, seconds, hypothesis, spoken, others))
+            if spoken and (rest := self._unheard(piece, spoken[-1].start + spoken[-1].duration)):
+                rests[row], end = rest, rest.start
+            parts.append([_Part(piece.start, end - piece.start, hypothesis, spoken if words else [], others)])
+        if rests:
+            for row, continued in zip(rests, self._recognize(list(rests.values()), words), strict=True):
+                parts[row] += continued
         return parts
+
+    def _unheard(self, piece: _Piece, end: float) -> _Piece | None:
+        """The rest of a piece whose text ends at a time in seconds of the recording, if there is more speech in it."""
+        speech = tuple(span for span in piece.speech if span[0] >= end)
+        if piece.features is not None or sum(to - start for start, to in speech) < _UNHEARD_S:
+            return None
+        start = max(end, speech[0][0] - PAUSE_S)
+        return replace(
+            piece, wave=piece.wave[int((start - piece.start) * self.sample_rate) :], start=start, speech=speech
+        )
 
 
 def _adapted(adapter: Adapter, window: list[_Piece]) -> list[_Piece]:

@@ -1,12 +1,13 @@
 """Cuts recordings of any length into pieces of speech, in pauses."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from speech.audio import resample
 from speech.vad.base import Interval, Vad
 from speech.vad.levels import FLOOR_DB, frame_levels, level_range
 
@@ -33,6 +34,12 @@ class SpeechSegment:
     """Seconds of the recording before it."""
     sample_rate: int
     """In Hz."""
+    speech: tuple[tuple[float, float], ...]
+    """Start and end, in seconds of the recording, of the speech between pauses of at least `PAUSE_S`."""
+
+    def at(self, sample_rate: int) -> "SpeechSegment":
+        """The segment with samples of another rate in Hz."""
+        return replace(self, wave=resample(self.wave, self.sample_rate, sample_rate), sample_rate=sample_rate)
 
 
 def cut(
@@ -132,16 +139,25 @@ def _pieces(
     vad: Vad, wave: Tensor, rate: int, speech: list[Interval], before: int, pause_s: float
 ) -> Iterator[SpeechSegment]:
     """The pieces of a window: speech with short pauses in it, and with some of the long pauses around it."""
-    merged: list[Interval] = []
-    for start, end in ((start, min(end, len(wave))) for start, end in speech if start < len(wave)):
-        if merged and start - merged[-1][1] < pause_s * rate:
-            merged[-1] = (merged[-1][0], end)
-        else:
-            merged.append((start, end))
+    inside = [(start, min(end, len(wave))) for start, end in speech if start < len(wave)]
+    merged = _merged(inside, pause_s * rate)
+    finer = _merged(inside, min(pause_s, PAUSE_S) * rate)
     # two pieces share the pause between them
     borders = [0, *((left[1] + right[0]) // 2 for left, right in pairwise(merged)), len(wave)]
     pad = int(vad.cfg.pad_s * rate)
     for (start, end), left, right in zip(merged, borders, borders[1:], strict=False):
         first, last = max(left, start - pad), min(right, end + pad)
+        spoken = (((before + at) / rate, (before + to) / rate) for at, to in finer if start <= at < end)
         # a copy: a slice would keep the whole block in memory, and pieces wait to be recognized together
-        yield SpeechSegment(wave[first:last].clone(), (before + first) / rate, rate)
+        yield SpeechSegment(wave[first:last].clone(), (before + first) / rate, rate, tuple(spoken))
+
+
+def _merged(speech: list[Interval], pause: float) -> list[Interval]:
+    """Intervals without the pauses of fewer samples."""
+    merged: list[Interval] = []
+    for start, end in speech:
+        if merged and start - merged[-1][1] < pause:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+    return merged

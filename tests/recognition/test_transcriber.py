@@ -6,6 +6,7 @@ The acoustic model makes no errors: the loudest of six mel bands determines the 
 import io
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -207,10 +208,10 @@ def test_missing_bundle_is_a_clear_error(tmp_path):
     ("computed_s", "vad", "texts"),
     [
         (0.0, None, ["delta", "alpha", "bravo"]),
-        (0.5, None, ["delta", "alpha", "bravo"]),
-        (1.5, None, ["delta alpha", "bravo"]),
+        (0.4, None, ["delta", "alpha", "bravo"]),
+        (0.6, None, ["delta alpha", "bravo"]),
         (30.0, None, ["delta alpha", "bravo"]),  # longer pauses separate pieces for every model
-        (30.0, EnergyConfig(pause_s=0.5), ["delta", "alpha", "bravo"]),
+        (30.0, EnergyConfig(pause_s=0.4), ["delta", "alpha", "bravo"]),
         (0.0, EnergyConfig(pause_s=5.0), ["delta alpha bravo"]),
     ],
 )
@@ -218,10 +219,45 @@ def test_speech_is_one_piece_if_its_pauses_cost_less_than_another_piece(folder, 
     monkeypatch.setattr(BlstmConfig, "min_frames", round(100 * computed_s))
     transcriber = Transcriber(folder, vad=vad)
     transcriber.recognizer.model = LoudestBand()
-    spoken = [speak("delta", pause=0.35), speak("alpha", pause=0.35), np.zeros(RATE), speak("bravo", pause=0.35)]
+    spoken = [speak("delta", pause=0.25), speak("alpha", pause=0.25), np.zeros(RATE), speak("bravo", pause=0.25)]
     (transcript,) = transcriber.transcribe([np.concatenate(spoken)])
     assert [piece.text for piece in transcript.pieces] == texts
     assert transcript.text == "delta alpha bravo"
+
+
+@pytest.mark.parametrize("nbest", [1, 2])
+@pytest.mark.parametrize("words", [False, True])
+def test_a_text_that_ends_before_the_speech_is_continued(folder, monkeypatch, words, nbest):
+    monkeypatch.setattr(BlstmConfig, "min_frames", 3000)  # so that short pauses are within a piece
+    transcriber = Transcriber(folder, decode=BeamConfig(beam=4), nbest=nbest)
+    transcriber.recognizer.model = LoudestBand()
+    search, heard = transcriber.recognizer.search, []
+
+    def six_words_at_most(encoded):
+        for hypothesis in search(encoded):
+            heard.append(hypothesis.text)
+            text = " ".join(hypothesis.text.split()[:6])
+            nbest = hypothesis.nbest[:1]
+            yield replace(
+                hypothesis, tokens=hypothesis.tokens[:6], frames=hypothesis.frames[:6], text=text, nbest=nbest
+            )
+
+    monkeypatch.setattr(transcriber.recognizer, "search", six_words_at_most)
+    texts = [TEXT, " ".join(reversed(TEXT.split())), "echo bravo echo bravo echo bravo", "alpha"]
+    wave = np.concatenate([part for text in texts for part in (speak(text), np.zeros(RATE // 4))])
+    first, transcript, last = transcriber.transcribe([speak("delta"), wave, speak("foxtrot")], words=words)
+    assert heard.count(" ".join(texts)) == 1  # as one piece
+    # the last word is too short to be recognized by itself
+    assert [piece.text for piece in transcript.pieces] == texts[:3]
+    assert (first.text, transcript.text, last.text) == ("delta", " ".join(texts[:3]), "foxtrot")
+    assert [word.word for word in transcript.words] == (transcript.text.split() if words else [])
+    ends = [piece.start + piece.seconds for piece in transcript.pieces]
+    assert [piece.start for piece in transcript.pieces[1:]] == pytest.approx(ends[:2])
+    assert ends[2] == pytest.approx(len(wave) / RATE, abs=0.35)
+    starts = [word.start for word in transcript.words]
+    assert starts == sorted(starts)
+    lengths = [len(speak(text)) / RATE + 0.25 for text in texts]
+    assert [piece.start for piece in transcript.pieces] == pytest.approx([0, lengths[0], sum(lengths[:2])], abs=0.4)
 
 
 def test_a_decoder_that_does_not_fit_is_refused_at_once(folder):

@@ -627,10 +627,7 @@ def encode_flac(wave: Tensor, rate: int) -> bytes:
 
 
 def level_db(wave: Tensor | NDArray[np.float32]) -> float:
-    """Root-mean-square level in dB relative to full scale (a full-scale sine has -3.01), at least `SILENCE_DB`.
-
-    A constant offset, which a broken input adds and nobody hears, does not count.
-    """
+    """Root-mean-square level in dB relative to full scale (a full-scale sine has -3.01), at least `SILENCE_DB`."""
     samples = np.asarray(wave, dtype=np.float64)
-    power = float(samples.var()) if samples.size else 0.0
+    power = float(np.square(samples).mean()) if samples.size else 0.0
     return max(10.0 * math.log10(power), SILENCE_DB) if power > 0 else SILENCE_DB

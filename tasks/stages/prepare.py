@@ -144,7 +144,7 @@ def check(utterance: Utterance, data: DataConfig, normalizer: TextNormalizer) ->
         return refused("bad-segment", missing)
     if seconds < data.min_seconds:
         return refused("too-short", f"{seconds:.3f} s, data.min_seconds is {data.min_seconds}")
-    level = level_db(samples)
+    level = level_db(samples - samples.mean(dtype=np.float64))  # nobody hears the offset of a broken input
     if level < data.silence_db:
         return refused("silent", f"{level:.1f} dB, data.silence_db is {data.silence_db}")
     digest = hashlib.sha256(samples.tobytes()).hexdigest()

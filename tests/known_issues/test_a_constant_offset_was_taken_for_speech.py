@@ -1,10 +1,8 @@
 """A recording of a broken input, a constant with faint noise, had a level of -10 dB and was trained on."""
 
 import numpy as np
-import pytest
 import soundfile
 
-from speech.audio import SILENCE_DB, level_db
 from speech.text import TextNormalizer
 from storage.corpora import Utterance
 from tasks.config.data import DataConfig
@@ -28,9 +26,3 @@ def test_an_offset_without_sound_is_silent_and_one_with_sound_is_not(tmp_path):
     assert refused.reason == "silent"
     assert refused.detail.startswith("-100.0 dB")
     assert not isinstance(checked(tmp_path, 0.3 + TONE), Refused)
-
-
-@pytest.mark.parametrize("offset", [0.0, 0.3, -0.9])
-def test_the_level_is_that_without_the_offset(offset):
-    assert level_db(TONE + offset) == pytest.approx(level_db(TONE), abs=1e-6)
-    assert level_db(np.full(RATE, offset, np.float32)) == SILENCE_DB

@@ -43,7 +43,7 @@ demo: $(STAMP)  ## run the whole pipeline on synthetic speech: corpus to champio
 	@$(BIN)/starling run configs/demo.yaml
 
 # tests wait for servers, disks and other processes: three times as many test processes as cores keep the cores busy
-test: $(STAMP)  ## run the tests (the fast ones, about five minutes on 2 cores)
+test: $(STAMP)  ## run the tests (the fast ones, about four minutes on 2 cores)
 	@$(BIN)/python -m pytest -q -n 6 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" $(ARGS)
 
 test-all: $(STAMP)  ## run all tests, slow ones and those on real corpora included

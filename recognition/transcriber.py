@@ -59,9 +59,9 @@ class SpokenPiece:
     """Confidence of its least certain word, if the search gives words confidences, or their times are asked for."""
 
     @classmethod
-    def of(cls, start: float, seconds: float, text: str, confidence: float, words: Iterable[float]) -> "SpokenPiece":
-        """A piece, of which the words' confidences may be known."""
-        return cls(start, seconds, text, confidence, min(words, default=None))
+    def of(cls, start: float, seconds: float, text: str, confidence: float, by_word: Iterable[float]) -> "SpokenPiece":
+        """A piece, and the confidences of its words as far as they are known."""
+        return cls(start, seconds, text, confidence, min(by_word, default=None))
 
     @property
     def num_words(self) -> int:
@@ -553,8 +553,8 @@ class Transcriber:
         for row, (hypothesis, piece) in enumerate(zip(recognizer.search(encoded), pieces, strict=True)):
             end = piece.start + len(piece.wave) / self.sample_rate
             times = recognizer.times(encoded, row, piece.start, end)
-            timed = times is not None and (words or several[row])
-            spoken = recognizer.timed_words(encoded, row, hypothesis, times) if timed and times else []
+            asked = words or several[row]
+            spoken = recognizer.timed_words(encoded, row, hypothesis, times) if asked and times else []
             others = timed_alternatives(hypothesis, times) if self.nbest > 1 else []
             if spoken and (rest := self._unheard(piece, spoken[-1].start + spoken[-1].duration)):
                 rests[row], end = rest, rest.start

@@ -122,10 +122,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """
     random.seed(item.nodeid)
     if (library := sys.modules.get("torch")) is not None:
-        # not torch.manual_seed, which notes the stack for each kind of device, in thousands of tests
-        library.default_generator.manual_seed(random.getrandbits(32))
-        if library.cuda.is_initialized():
-            library.cuda.manual_seed_all(random.getrandbits(32))
+        from devices.choice import seed_device
+
+        used = library.device("cuda" if library.cuda.is_initialized() else "cpu")
+        seed_device(used, random.getrandbits(32))
     callspec = getattr(item, "callspec", None)
     if callspec is not None and callspec.params.get("kind") in ("wav2vec2", "whisper"):
         pytest.importorskip("transformers")

@@ -42,9 +42,7 @@ class SpeechSegment:
         return replace(self, wave=resample(self.wave, self.sample_rate, sample_rate), sample_rate=sample_rate)
 
 
-def cut(
-    vad: Vad, blocks: Iterable[tuple[Tensor, int]], max_seconds: float, pause_s: float = PAUSE_S
-) -> Iterator[SpeechSegment]:
+def cut(vad: Vad, blocks: Iterable[tuple[Tensor, int]], max_seconds: float) -> Iterator[SpeechSegment]:
     """Cut a recording into pieces that contain speech.
 
     Detection runs on `max_seconds` of the recording at a time, and the recording is cut in the last pause of these. If
@@ -52,20 +50,26 @@ def cut(
     recording of up to a second in which no speech is found is one piece if its level varies like that of speech.
 
     Args:
-        vad: Finds speech.
+        vad: Finds speech; its configuration may say which pauses separate pieces.
         blocks: Consecutive blocks of samples [num_samples], each with its sample rate in Hz. At most `max_seconds` and
             one block are in memory.
         max_seconds: Longest piece in seconds.
-        pause_s: Shortest pause in seconds that separates pieces, unless the detector's configuration names one.
     """
-    for pieces in cut_windows(vad, blocks, max_seconds, pause_s):
+    for pieces in cut_windows(vad, blocks, max_seconds):
         yield from pieces
 
 
 def cut_windows(
     vad: Vad, blocks: Iterable[tuple[Tensor, int]], max_seconds: float, pause_s: float = PAUSE_S
 ) -> Iterator[Iterator[SpeechSegment]]:
-    """The pieces of `cut`, those of up to `max_seconds` of the recording at a time, even if there are none."""
+    """The pieces of `cut`, those of up to `max_seconds` of the recording at a time, even if there are none.
+
+    Args:
+        vad: As for `cut`.
+        blocks: As for `cut`.
+        max_seconds: As for `cut`.
+        pause_s: Shortest pause in seconds that separates pieces, unless the detector's configuration names one.
+    """
     wave, before = torch.empty(0), 0
     rate = 0
     if vad.cfg.pause_s is not None:

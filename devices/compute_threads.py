@@ -1,11 +1,18 @@
 """Number of threads that torch computes with, and of cores for several that compute side by side."""
 
+import math
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from configurable.lazy import torch
+
+_GROUPS = Path("/sys/fs/cgroup")
+"""Where Linux shows the limits of groups of processes, version 2."""
+_OWN_GROUP = Path("/proc/self/cgroup")
+"""Names this process's group: `0::/kubepods/pod1`."""
 
 _lock = threading.Lock()
 _inside = 0
@@ -13,8 +20,33 @@ _before = 0
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use: those that it may run on, as Slurm and `taskset` say, or its container's share.
+
+    A container's limit (`limits.cpu` of Kubernetes, `--cpus` of Docker) is CPU time per time of one of its groups, and
+    leaves all cores visible: as many threads as cores would be stopped together whenever it is used up.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(cores, _granted_cores())))
+
+
+def _granted_cores() -> float:
+    """The smallest limit of this process's group and those around it, in cores; infinite without one."""
+    try:
+        own = _OWN_GROUP.read_text()
+    except OSError:
+        return math.inf
+    name = next((line.removeprefix("0::") for line in own.splitlines() if line.startswith("0::")), "/")
+    group = _GROUPS / name.lstrip("/")
+    return min(_limit(folder / "cpu.max") for folder in (group, *group.parents) if folder.is_relative_to(_GROUPS))
+
+
+def _limit(file: Path) -> float:
+    """Cores that a file grants: `200000 100000` are two, `max 100000` are all."""
+    try:
+        used, period = file.read_text().split()
+        return int(used) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):  # no such limit: there is no file, or it says "max"
+        return math.inf
 
 
 @contextmanager

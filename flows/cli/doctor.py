@@ -100,6 +100,7 @@ def check_gpu() -> list[Finding]:
     import torch
 
     from devices.choice import inventory
+    from devices.compute_threads import usable_cores
 
     machine = inventory()
     if machine.gpus:
@@ -110,7 +111,7 @@ def check_gpu() -> list[Finding]:
         return [Finding("gpu", "warning", cause, remedy)]
     if shutil.which("nvidia-smi"):
         return [Finding("gpu", "warning", "NVIDIA's tools are installed, but no GPU found", "run `nvidia-smi`")]
-    return [Finding("gpu", "ok", f"none; training uses {os.cpu_count()} CPU cores")]
+    return [Finding("gpu", "ok", f"none; training uses {usable_cores()} CPU cores")]
 
 
 def check_audio() -> list[Finding]:

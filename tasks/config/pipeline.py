@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 
 from configurable.configuration import Configuration
 from configurable.former_fields import former_fields
+from devices.compute_threads import usable_cores
 from recognition.system import SystemConfig
 from recognition.systems import SystemOption, system_of
 from speech.decoding import DecodeChoice, DecodeConfig, GreedyConfig
@@ -55,7 +56,7 @@ class StorageConfig(Configuration):
     shard_seconds: float = Field(default=600.0, gt=0)
     """Seconds of audio in a shard."""
     workers: int = Field(default=0, ge=0)
-    """Threads that decode, resample and pack; 0 is one per core."""
+    """Threads that decode, resample and pack; 0 is one per core that the process may use."""
     credentials: str = ""
     """Name of a Prefect block `storage-credentials` with key and secret; by default the AWS_... variables count."""
     cache_gb: float = Field(default=50.0, gt=0)
@@ -70,8 +71,8 @@ class StorageConfig(Configuration):
 
 
 def worker_count(configured: int) -> int:
-    """Threads to use: the configured number, or one per core."""
-    return configured or os.cpu_count() or 1
+    """Threads to use: the configured number, or one per core that this process may use."""
+    return configured or usable_cores()
 
 
 class RunnerConfig(Configuration):
@@ -82,7 +83,7 @@ class RunnerConfig(Configuration):
     address: str = ""
     """For `dask` and `ray`: the cluster's, such as tcp://head:8786 or ray://head:10001; empty starts one here."""
     workers: int = Field(default=0, ge=0)
-    """Pieces at once; 0 is one per core of this machine, or of the cluster."""
+    """Pieces at once; 0 is one per core of this process, or of the cluster."""
     wait_hours: float = Field(default=12.0, gt=0)
     """Most hours that a piece may take; a run that waits longer ends."""
 

@@ -5,7 +5,6 @@ No random state is carried from step to step: each step seeds dropout, and the b
 
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from devices.choice import is_out_of_memory, seed_device
+from devices.compute_threads import usable_cores
 from devices.padding import CalledNetwork, PaddedNetwork, frame_multiple
 from devices.portions import Portions, cut, undivided
 from devices.precision import describe, has_bf16
@@ -48,8 +48,8 @@ def mixed_precision(wanted: str, device: torch.device) -> bool:
 
 
 def use_threads(configured: int, learners: int = 1) -> None:
-    """Set the threads of a training step; by default all cores but one, divided among this machine's learners."""
-    torch.set_num_threads(configured or max(1, ((os.cpu_count() or 1) - 1) // learners))
+    """Set the threads of a training step; by default all usable cores but one, divided among a machine's learners."""
+    torch.set_num_threads(configured or max(1, (usable_cores() - 1) // learners))
 
 
 def damage_folder(name: str) -> str:

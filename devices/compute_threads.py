@@ -25,8 +25,20 @@ def usable_cores() -> int:
     A container's limit (`limits.cpu` of Kubernetes, `--cpus` of Docker) is CPU time per time of one of its groups, and
     leaves all cores visible: as many threads as cores would be stopped together whenever it is used up.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(cores, _granted_cores())))
+    return max(1, math.ceil(min(_visible_cores(), _granted_cores())))
+
+
+def limit_libraries() -> None:
+    """Let libraries that compute start a thread for each usable core, before they are imported: they see all cores.
+
+    `OMP_NUM_THREADS` stays as it is if it is set.
+    """
+    if (cores := usable_cores()) < _visible_cores():
+        os.environ.setdefault("OMP_NUM_THREADS", str(cores))
+
+
+def _visible_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _granted_cores() -> float:

@@ -15,6 +15,10 @@ os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_DEBUG_LEVEL", "CRITICAL")
 warnings.filterwarnings("ignore", category=UserWarning)
 
+from devices.compute_threads import limit_libraries
+
+limit_libraries()
+
 from flows.cli import (
     align,
     backup,

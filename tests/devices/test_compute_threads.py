@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from devices import compute_threads
-from devices.compute_threads import usable_cores
+from devices.compute_threads import limit_libraries, usable_cores
 
 
 @pytest.fixture
@@ -58,3 +58,20 @@ def test_in_a_container_its_own_group_is_the_root(groups, tmp_path):
 def test_a_limit_that_cannot_be_read_is_none(groups, damaged):
     (groups / "pods" / "one" / "cpu.max").write_text(damaged)
     assert usable_cores() == 16
+
+
+def test_libraries_are_told_of_a_container_s_limit_only(groups, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # so that it is put back
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    limit_libraries()
+    assert "OMP_NUM_THREADS" not in os.environ  # they find the affinity by themselves
+    (groups / "pods" / "one" / "cpu.max").write_text("300000 100000\n")
+    limit_libraries()
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+
+
+def test_threads_that_a_user_has_set_stay(groups, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    (groups / "pods" / "one" / "cpu.max").write_text("300000 100000\n")
+    limit_libraries()
+    assert os.environ["OMP_NUM_THREADS"] == "7"

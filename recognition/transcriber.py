@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,12 @@ _LONGEST_PAUSE_S = 0.6
 """Longest pause within a piece, for encoders that compute silence behind each piece, such as Whisper's 30 s. After a
 longer one, Whisper sometimes takes the text for finished (`python -m benchmarks.segmentation`)."""
 _UNHEARD_S = 1.0
-"""Seconds of speech after the last word, and a pause, that are recognized by themselves: Whisper sometimes takes a text
-for finished in a pause."""
+"""Seconds of speech between two pauses without a word that are recognized by themselves: Whisper sometimes leaves out
+what resembles something before it, or takes a text for finished in a pause."""
+_LONGEST_WORD_S = 2.0
+"""A longer word is not in the middle of its time: it is beside speech that was left out."""
+_EDGE_S = 0.2
+"""How long before speech a word in it may begin, and how long after it the word may end."""
 _LONGEST_REASON = 200  # characters of an error that may repeat its input
 _WINDOW = 4  # batches that are read ahead and sorted by length
 _SILENT_S = 4.0  # what a window without speech counts for in a batch
@@ -120,6 +125,31 @@ class _Piece:
     def inputs(self) -> Tensor:
         """What the model's front end reads."""
         return self.wave if self.features is None else self.features
+
+    def parts(self, words: Sequence[Word], sample_rate: int) -> list["_Piece"]:
+        """What is before speech without words between two pauses, that speech, and what is after it.
+
+        Args:
+            words: The words that were recognized.
+            sample_rate: Of the piece, in Hz.
+
+        Returns:
+            At least two parts, which begin and end in pauses; none if no such speech is found.
+        """
+        borders = [0, *_first_unheard(self.speech, words), len(self.speech)]
+        parts = [self._part(first, last, sample_rate) for first, last in pairwise(borders) if first < last]
+        return parts if len(parts) > 1 and self.features is None else []
+
+    def _part(self, first: int, last: int, sample_rate: int) -> "_Piece":
+        """The part with some of its speech, and with the pauses around it up to `PAUSE_S`, or to their middle."""
+        speech = self.speech[first:last]
+        start, end = speech[0][0] - PAUSE_S, speech[-1][1] + PAUSE_S
+        if first:
+            start = max(start, (self.speech[first - 1][1] + speech[0][0]) / 2)
+        if last < len(self.speech):
+            end = min(end, (speech[-1][1] + self.speech[last][0]) / 2)
+        at, to = (max(0, round((time - self.start) * sample_rate)) for time in (start, end))
+        return replace(self, wave=self.wave[at:to], start=self.start + at / sample_rate, speech=speech)
 
 
 @dataclass(frozen=True)
@@ -542,37 +572,29 @@ class Transcriber:
         return self.recognizer.with_decoder(self.recognizer.cfg.untimed) if self.times_cost else self.recognizer
 
     def _recognize(self, pieces: list[_Piece], words: bool) -> list[list[_Part]]:
-        """Recognize pieces in one batch; one whose text ends before its speech does is continued after its text."""
+        """Recognize pieces in one batch; one whose text leaves out some of its speech is recognized in parts."""
         given = [piece.inputs for piece in pieces]
         several = [len(piece.speech) > 1 for piece in pieces]
         recognizer = self.recognizer if words or self.nbest > 1 or any(several) else self._untimed
         inputs = torch.nn.utils.rnn.pad_sequence(given, batch_first=True)
         lengths = torch.tensor([len(piece_inputs) for piece_inputs in given])
         encoded = recognizer.encode(inputs, lengths, languages=[piece.language for piece in pieces])
-        parts, rests = [], {}
+        results, divided = [], {}
         for row, (hypothesis, piece) in enumerate(zip(recognizer.search(encoded), pieces, strict=True)):
             end = piece.start + len(piece.wave) / self.sample_rate
             times = recognizer.times(encoded, row, piece.start, end)
             asked = words or several[row]
             spoken = recognizer.timed_words(encoded, row, hypothesis, times) if asked and times else []
             others = timed_alternatives(hypothesis, times) if self.nbest > 1 else []
-            if spoken and (rest := self._unheard(piece, spoken[-1].start + spoken[-1].duration)):
-                rests[row], end = rest, rest.start
-            parts.append([_Part(piece.start, end - piece.start, hypothesis, spoken if words else [], others)])
-        if rests:
-            for row, continued in zip(rests, self._recognize(list(rests.values()), words), strict=True):
-                parts[row] += continued
-        return parts
-
-    def _unheard(self, piece: _Piece, end: float) -> _Piece | None:
-        """The rest of a piece whose text ends at a time in seconds of the recording, if there is more speech in it."""
-        speech = tuple(span for span in piece.speech if span[0] >= end)
-        if piece.features is not None or sum(to - start for start, to in speech) < _UNHEARD_S:
-            return None
-        start = max(end, speech[0][0] - PAUSE_S)
-        return replace(
-            piece, wave=piece.wave[int((start - piece.start) * self.sample_rate) :], start=start, speech=speech
-        )
+            if several[row] and (parts := piece.parts(spoken, self.sample_rate)):
+                divided[row] = parts
+            results.append([_Part(piece.start, end - piece.start, hypothesis, spoken if words else [], others)])
+        again = [part for parts in divided.values() for part in parts]
+        batches = self._batches(list(range(len(again))), again)
+        found = (result for rows in batches for result in self._recognize([again[row] for row in rows], words))
+        for row, parts in divided.items():
+            results[row] = [part for result in islice(found, len(parts)) for part in result]
+        return results
 
 
 def _adapted(adapter: Adapter, window: list[_Piece]) -> list[_Piece]:
@@ -583,6 +605,33 @@ def _adapted(adapter: Adapter, window: list[_Piece]) -> list[_Piece]:
         for row, features in zip(rows, feats, strict=True):
             adapted[row] = replace(window[row], features=features)
     return adapted
+
+
+def _first_unheard(speech: Sequence[tuple[float, float]], words: Sequence[Word]) -> tuple[int, int]:
+    """The first stretches of speech in which no word is, for `_UNHEARD_S` together.
+
+    Args:
+        speech: Start and end of each, in seconds.
+        words: The words, with times in the same seconds.
+
+    Returns:
+        Number of the first one, and of the one after the last; zeros if there are none.
+    """
+    for heard, group in groupby(
+        range(len(speech)), lambda number: any(_is_in(word, *speech[number]) for word in words)
+    ):
+        numbers = list(group)
+        if not heard and sum(speech[number][1] - speech[number][0] for number in numbers) >= _UNHEARD_S:
+            return numbers[0], numbers[-1] + 1
+    return 0, 0
+
+
+def _is_in(word: Word, start: float, end: float) -> bool:
+    """Whether a word was said in the speech from `start` to `end`, as far as attention tells."""
+    first, last = word.start, word.start + word.duration
+    if start - _EDGE_S <= first < end or start < last <= end + _EDGE_S:
+        return True
+    return word.duration <= _LONGEST_WORD_S and start <= (first + last) / 2 <= end
 
 
 def _counting(recording: _Recording, blocks: Iterator[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, int]]:

@@ -14,10 +14,11 @@ import soundfile
 import torch
 
 from recognition.bundle import BundleError, BundleSpec, save_bundle
-from recognition.transcriber import Transcriber
+from recognition.transcriber import Transcriber, _first_unheard
 from speech.audio import encode_flac
 from speech.decoding import AttentionDecodeConfig, BeamConfig, DecodeError
 from speech.features import LogMelConfig
+from speech.hypotheses import Word
 from speech.models import BlstmConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from speech.vad import EnergyConfig
@@ -227,7 +228,7 @@ def test_speech_is_one_piece_if_its_pauses_cost_less_than_another_piece(folder, 
 
 @pytest.mark.parametrize("nbest", [1, 2])
 @pytest.mark.parametrize("words", [False, True])
-def test_a_text_that_ends_before_the_speech_is_continued(folder, monkeypatch, words, nbest):
+def test_a_model_that_stops_too_soon_hears_everything_in_the_end(folder, monkeypatch, words, nbest):
     monkeypatch.setattr(BlstmConfig, "min_frames", 3000)  # so that short pauses are within a piece
     transcriber = Transcriber(folder, decode=BeamConfig(beam=4), nbest=nbest)
     transcriber.recognizer.model = LoudestBand()
@@ -258,6 +259,74 @@ def test_a_text_that_ends_before_the_speech_is_continued(folder, monkeypatch, wo
     assert starts == sorted(starts)
     lengths = [len(speak(text)) / RATE + 0.25 for text in texts]
     assert [piece.start for piece in transcript.pieces] == pytest.approx([0, lengths[0], sum(lengths[:2])], abs=0.4)
+
+
+SENTENCES = [TEXT, " ".join(reversed(TEXT.split())), "echo bravo echo bravo echo bravo", "alpha"]
+
+
+@pytest.mark.parametrize(
+    ("left_out", "texts"),
+    [
+        ({0}, [SENTENCES[0], " ".join(SENTENCES[1:])]),
+        ({1}, [SENTENCES[0], SENTENCES[1], " ".join(SENTENCES[2:])]),
+        ({1, 2}, [SENTENCES[0], " ".join(SENTENCES[1:3]), SENTENCES[3]]),
+        ({1, 2, 3}, [SENTENCES[0], " ".join(SENTENCES[1:])]),
+        ({0, 2}, [SENTENCES[0], " ".join(SENTENCES[1:])]),
+        ({3}, [" ".join(SENTENCES[:3])]),  # a short word may also be a noise
+        ({0, 1, 2, 3}, [""]),  # the model says that nobody speaks
+        (set(), [" ".join(SENTENCES)]),
+    ],
+)
+@pytest.mark.parametrize("words", [False, True])
+def test_speech_that_a_text_leaves_out_is_recognized_again(folder, monkeypatch, left_out, texts, words):
+    monkeypatch.setattr(BlstmConfig, "min_frames", 3000)  # so that short pauses are within a piece
+    transcriber = Transcriber(folder, decode=BeamConfig(beam=4))
+    transcriber.recognizer.model = LoudestBand()
+    search = transcriber.recognizer.search
+    sentence_of = [number for number, sentence in enumerate(SENTENCES) for _ in sentence.split()]
+
+    def forgetful(encoded):
+        for hypothesis in search(encoded):
+            if hypothesis.text == " ".join(SENTENCES):
+                said = [place for place, number in enumerate(sentence_of) if number not in left_out]
+                hypothesis = replace(
+                    hypothesis,
+                    tokens=[hypothesis.tokens[place] for place in said],
+                    frames=[hypothesis.frames[place] for place in said],
+                    text=" ".join(hypothesis.text.split()[place] for place in said),
+                )
+            yield hypothesis
+
+    monkeypatch.setattr(transcriber.recognizer, "search", forgetful)
+    wave = np.concatenate([part for text in SENTENCES for part in (speak(text), np.zeros(RATE // 4))])
+    (transcript,) = transcriber.transcribe([wave], words=words)
+    assert [piece.text for piece in transcript.pieces] == texts
+    assert transcript.text == " ".join(texts)
+    assert [word.word for word in transcript.words] == (transcript.text.split() if words else [])
+    starts = [word.start for word in transcript.words]
+    assert starts == sorted(starts)
+    ends = [piece.start + piece.seconds for piece in transcript.pieces]
+    assert [piece.start for piece in transcript.pieces[1:]] == pytest.approx(ends[:-1], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "unheard"),
+    [
+        ([], (0, 3)),
+        ([(0.5, 0.3)], (1, 3)),
+        ([(0.5, 0.3), (2.8, 0.4)], (2, 3)),  # it began before the speech
+        ([(0.5, 0.3), (3.9, 0.3), (5.1, 1.2)], (0, 0)),  # they end after it
+        ([(0.9, 4.9)], (1, 2)),  # a long word is at one of its ends: here, at both
+        ([(1.1, 3.3)], (0, 3)),  # or beside speech that is missed
+        ([(0.5, 0.3), (1.4, 1.3), (5.2, 0.2)], (1, 2)),  # a word that ends in the pause was said before it
+        ([(0.5, 0.3), (4.3, 0.6), (5.2, 0.2)], (1, 2)),  # and one that begins in the pause after it
+        ([(0.5, 0.3), (2.75, 1.5), (5.2, 0.2)], (0, 0)),  # a word with its pauses
+        ([(3.5, 0.1)], (2, 3)),  # the first stretch is too short
+    ],
+)
+def test_speech_without_words(words, unheard):
+    speech = [(0.2, 1.0), (3.0, 4.0), (5.0, 6.1)]
+    assert _first_unheard(speech, [Word("word", start, duration, 1.0) for start, duration in words]) == unheard
 
 
 def test_a_decoder_that_does_not_fit_is_refused_at_once(folder):

@@ -27,6 +27,7 @@ from speech.audio import decode_audio, resample
 from storage.batching import plan_epoch
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
+from storage.union import shards_store
 
 Item = dict[str, Any]
 
@@ -46,7 +47,8 @@ def open_webdataset(
     Each process counts epochs by itself: with loader workers, use `persistent_workers=True`.
 
     Args:
-        url: Folder or object store with the set's index and shards, any URL of `ObjectStore`.
+        url: Folder or object store with the set's index, any URL of `ObjectStore`; the shards of a fold's training set
+            are beside it.
         cache: Folder for copies of remote shards.
         sample_rate: Rate that audio is resampled to, Hz; None keeps the stored rate.
         shuffle: Size of the shuffle buffer in utterances; shards are shuffled, too. 0 keeps the stored order of both.
@@ -62,8 +64,9 @@ def open_webdataset(
     Raises:
         ShardIndexError: If the index is missing or damaged.
     """
-    store = ObjectStore(url)
-    names = [record.name for record in ShardIndex.read(store).shards]
+    folder = ObjectStore(url)
+    index = ShardIndex.read(folder)
+    store, names = shards_store(folder, index), [record.name for record in index.shards]
     stages: list[Any] = [webdataset.SimpleShardList(names)]
     if shuffle:
         stages.append(webdataset.detshuffle(len(names), len(names), seed=seed))

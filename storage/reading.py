@@ -180,7 +180,7 @@ class ShardReader:
             if descriptor is None:
                 with self._locks[shard]:  # other threads wait for the first user of this shard only
                     descriptor = self._open_known(shard)
-                    if descriptor is None and shard not in self._through:
+                    if descriptor is None and not self._reads_through(shard):
                         descriptor = self._obtain(shard)
             if descriptor is None:
                 return None
@@ -193,6 +193,10 @@ class ShardReader:
             f"{self._label(self.index.shards[shard])}: it keeps changing while it is read: stop the program that "
             "writes it"
         )
+
+    def _reads_through(self, shard: int) -> bool:
+        """Whether a shard is read from the store for now."""
+        return shard in self._through and time.monotonic() < self._full_until
 
     def _open_known(self, shard: int) -> int | None:
         """Open a shard that was verified before, if its file still exists."""
@@ -281,11 +285,14 @@ class ShardReader:
             self._full_until = time.monotonic() + _FULL_S
             self._verify_through(shard, record)
             return None
+        self._through.discard(shard)
         self._paths[shard] = cache.path(record.sha256)
         return opened
 
     def _verify_through(self, shard: int, record: ShardRecord) -> None:
-        """Compare a shard with the index without making a copy."""
+        """Compare a shard with the index without making a copy, unless that is already done."""
+        if shard in self._through:
+            return
         try:
             digest = object_sha256(self.store, record.name, self.store.size(record.name))
         except ObjectMissingError as error:

@@ -99,6 +99,12 @@ def read_note(store: ObjectStore, shard: str, utterances: int) -> SpeakerStats:
         return {str(who): CmvnStats.from_dict(stats) for who, stats in value.items()}
 
 
+def add_statistics(total: SpeakerStats, more: SpeakerStats) -> None:
+    """Add the statistics of further speech to those of its speakers."""
+    for who, stats in more.items():
+        total[who] = total[who] + stats if who in total else stats
+
+
 def has_note(store: ObjectStore, shard: str, utterances: int) -> bool:
     """Whether a shard's statistics exist and are intact."""
     try:
@@ -187,8 +193,7 @@ def features_of_set(
     whole = [number for number, shard in enumerate(index.shards) if shard.name not in names]
     total: SpeakerStats = {}
     for number in whole:
-        for who, stats in read_note(target, shard_name(number), index.shards[number].count).items():
-            total[who] = total[who] + stats if who in total else stats
+        add_statistics(total, read_note(target, shard_name(number), index.shards[number].count))
     frames = sum(value.count for value in total.values())
     if not run.config.features.stored:
         return total, None, frames, lost

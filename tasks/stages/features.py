@@ -1,7 +1,7 @@
 """Stage features: statistics for mean and variance normalization and, on request, stored feature shards.
 
 Features are computed on the fly on the training device unless `features.stored` is set. Statistics are those of the
-training set (`cmvn: global`), or of every speaker of every set (`cmvn: speaker`).
+training set (`cmvn: global`), or of every speaker over all sets (`cmvn: speaker`).
 """
 
 from functools import partial
@@ -15,10 +15,13 @@ from storage.stages import StageOutput
 from tasks.dataset.sets import fold_name, is_trained
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, StageError
-from tasks.stages.feature_shards import features_of_set
+from tasks.stages.feature_shards import SpeakerStats, add_statistics, features_of_set
 from tasks.stages.folds import union_name, write_unions
 from tasks.stages.quarantined import DamageRecord, add_damaged, found_whole
 from tasks.stages.shard import SHARD
+
+_OF_ALL_SETS = "statistics of all sets"
+"""In the address of speakers' statistics, as those were of a speaker's last set before; others keep their address."""
 
 
 class FeaturesRecord(DamageRecord):
@@ -53,6 +56,8 @@ def _inputs(run: Run) -> Inputs:
             "complete; `starling evaluate MODEL CORPUS` scores a model on a corpus without training data"
         )
     config = {"features": address_content(run.config.features), "sample_rate": run.config.data.sample_rate}
+    if run.config.features.cmvn == "speaker":
+        config["speakers"] = _OF_ALL_SETS
     return config, {name: entry["digest"] for name, entry in sets.items()}
 
 
@@ -60,7 +65,7 @@ def _work(run: Run, output: StageOutput) -> FeaturesRecord:
     cfg = run.config.features
     shards = run.result("shard").store
     sets: dict[str, Any] = {}
-    speakers: dict[str, Any] = {}
+    speakers: SpeakerStats = {}
     global_stats: dict[str, CmvnStats] = {}
     frames = 0
     damaged: list[QuarantinedShard] = []
@@ -75,7 +80,7 @@ def _work(run: Run, output: StageOutput) -> FeaturesRecord:
         if is_trained(name) and cfg.cmvn == "global":
             global_stats[name] = sum(stats.values(), CmvnStats(next(iter(stats.values())).dim))
         if cfg.cmvn == "speaker":
-            speakers |= {who: value.to_dict() for who, value in stats.items()}
+            add_statistics(speakers, stats)
         if index is not None:
             sets[name] = {"utterances": len(index), "bytes": sum(s.bytes for s in index.shards), "digest": index.digest}
     counts = {"frames": frames, "dimensions": feature_dim(cfg, run.config.data.sample_rate)}
@@ -86,7 +91,7 @@ def _work(run: Run, output: StageOutput) -> FeaturesRecord:
         "counts": counts,
         "stats": _train_stats(global_stats),
         "fold_stats": {union_name(n): _train_stats(global_stats, n) for n in range(1, folds + 1)},
-        "speakers": speakers,
+        "speakers": {who: value.to_dict() for who, value in speakers.items()},
         "sets": sets,
         "unions": write_unions(output.store, folds) if folds and cfg.stored else {},
     }

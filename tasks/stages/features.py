@@ -13,6 +13,7 @@ from speech.features.cmvn import CmvnStats
 from storage.quarantine import QuarantinedShard
 from storage.stages import StageOutput
 from tasks.dataset.sets import fold_name, is_trained
+from tasks.dataset.speeds import copy_name
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.feature_shards import SpeakerStats, add_statistics, features_of_set
@@ -21,7 +22,8 @@ from tasks.stages.quarantined import DamageRecord, add_damaged, found_whole
 from tasks.stages.shard import SHARD
 
 _OF_ALL_SETS = "statistics of all sets"
-"""In the address of speakers' statistics, as those were of a speaker's last set before; others keep their address."""
+"""In the address of speakers' statistics, as those were of a speaker's last set before, and of all unknown speakers as
+one; others keep their address."""
 
 
 class FeaturesRecord(DamageRecord):
@@ -32,7 +34,7 @@ class FeaturesRecord(DamageRecord):
     fold_stats: dict[str, dict[str, Any] | None]
     """The same of all folds but one, by the folder of their index."""
     speakers: dict[str, dict[str, Any]]
-    """Statistics of each speaker, if features are normalized by them."""
+    """Statistics of each known speaker, if features are normalized by them; the utterance's own serve for others."""
     sets: dict[str, dict[str, Any]]
     """Number of utterances, bytes, and digest of the index of each set of stored features."""
     unions: dict[str, dict[str, Any]]
@@ -71,6 +73,7 @@ def _work(run: Run, output: StageOutput) -> FeaturesRecord:
     damaged: list[QuarantinedShard] = []
     sharded = SHARD.record(run)["sets"]
     needed = _needed(cfg, sorted(sharded))
+    unknown = {copy_name("", speed) for speed in (1.0, *run.config.data.speeds)}
     parts = progress.Parts("features", {name: sharded[name]["utterances"] for name in needed})
     for name in needed:
         on_progress = partial(parts.report, name)
@@ -80,7 +83,7 @@ def _work(run: Run, output: StageOutput) -> FeaturesRecord:
         if is_trained(name) and cfg.cmvn == "global":
             global_stats[name] = sum(stats.values(), CmvnStats(next(iter(stats.values())).dim))
         if cfg.cmvn == "speaker":
-            add_statistics(speakers, stats)
+            add_statistics(speakers, {who: value for who, value in stats.items() if who not in unknown})
         if index is not None:
             sets[name] = {"utterances": len(index), "bytes": sum(s.bytes for s in index.shards), "digest": index.digest}
     counts = {"frames": frames, "dimensions": feature_dim(cfg, run.config.data.sample_rate)}

@@ -290,7 +290,7 @@ def arpa_words(path: str, remedy: str = "name a list of words beside it (decode.
 def _unigrams(path: Path) -> Iterator[str]:
     inside = False
     lines = (line for line in _lines(path) if line.strip())
-    if next(lines, "").strip() != "\\data\\":
+    if "\\data\\" not in (line.strip() for line in islice(lines, _HEADER_LINES)):  # otherwise `lines` is behind it
         return
     for line in lines:
         if line.startswith("\\"):

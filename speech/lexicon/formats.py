@@ -124,12 +124,14 @@ def detect(lines: Iterable[bytes]) -> Format:
     if entries and numbers > len(entries) / 2:
         tabs = sum(_split_mfa(text) is not None for text in texts)
         return "mfa" if tabs > len(texts) / 2 else "kaldip"
+    numbered = any(_ALTERNATIVE.fullmatch(row[0]) for row in entries)
+    english = entries and all(_ARPABET.fullmatch(phone) for row in entries[:100] for phone in _uncommented(row[1:]))
+    if english and numbered:  # with tabs, too, as Sphinx's tools write it
+        return "cmudict"
     if any("\t" in text and " " not in text.split("\t", 1)[0] for text in texts):
         return "mfa"
-    numbered = any(_ALTERNATIVE.fullmatch(row[0]) for row in entries)
     commented = any(" # " in text for text in texts)
-    english = entries and all(_ARPABET.fullmatch(phone) for row in entries[:100] for phone in _uncommented(row[1:]))
-    return "cmudict" if english and (numbered or commented) else "kaldi"
+    return "cmudict" if english and commented else "kaldi"
 
 
 def _uncommented(fields: list[str]) -> Iterator[str]:

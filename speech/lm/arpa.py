@@ -37,7 +37,7 @@ from configurable.files import replacing
 from configurable.lazy import pyarrow as pa
 from configurable.lazy import pyarrow_compute as pc
 from speech.lm.base import LmError
-from speech.lm.ngram import LOWEST, NgramModel, NgramTables
+from speech.lm.ngram import LOWEST, NgramModel, NgramTables, longest_suffixes, states_of
 from speech.lm.vocabulary import UNKNOWN, UNKNOWN_ID, Vocabulary
 
 _BATCH = 1 << 18  # lines that are parsed at once: some ten megabytes
@@ -265,7 +265,7 @@ class _Builder:
         self, order: int, ids: NDArray[np.int32], log_probs: NDArray[np.float32], backoffs: NDArray[np.float32]
     ) -> None:
         """Adds the n-grams of the next order."""
-        states = self._states(ids[:, :-1])
+        states = states_of(self.keys, ids[:, :-1], self.width)
         if (states < 0).any():
             missing = ids[int(np.flatnonzero(states < 0)[0])]
             text = " ".join(self.words[int(word)] for word in missing)
@@ -274,10 +274,7 @@ class _Builder:
         by_key = np.argsort(keys, kind="stable")
         if (np.diff(keys[by_key]) == 0).any():
             raise self.reader.fail(f"a {order}-gram comes twice")
-        links = np.zeros(len(ids), dtype=np.int64)
-        for length in range(1, order):  # the longest suffix that is there stays
-            shorter = self._states(ids[:, order - length :])
-            links = np.where(shorter > 0, shorter, links)
+        links = longest_suffixes(self.keys, ids, self.width)
         self.counts.append(len(ids))
         self.keys.append(keys[by_key])
         self.log_probs.append(log_probs[by_key])
@@ -291,17 +288,3 @@ class _Builder:
             tuple(self.counts), np.concatenate(self.keys), log_probs, backoffs, np.concatenate(self.links)
         )
         return NgramModel(self.words, tables)
-
-    def _states(self, ids: NDArray[np.int32]) -> NDArray[np.int64]:
-        """The states that some words lead to, `[n-grams]`; -1 where there is none."""
-        states = np.zeros(len(ids), dtype=np.int64)
-        base = 0
-        for place in range(ids.shape[1]):
-            keys = self.keys[place]
-            if len(keys) == 0:
-                return np.full(len(ids), -1)
-            wanted = states * self.width + ids[:, place]
-            at = np.minimum(keys.searchsorted(wanted), len(keys) - 1)
-            states = np.where((states >= 0) & (keys[at] == wanted), base + at + 1, -1)
-            base += len(keys)
-        return states

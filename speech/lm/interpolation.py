@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speech.lm.base import LanguageModel, LmError, States
-from speech.lm.ngram import LOWEST, NgramModel, NgramTables
+from speech.lm.ngram import LOWEST, NgramModel, NgramTables, longest_suffixes, states_of
 from speech.lm.vocabulary import START_ID, UNKNOWN_ID, Vocabulary
 
 _TINY = 1e-12  # probability left for unseen words, at least: rounding may leave none, or less
@@ -117,20 +117,35 @@ def merged_ngrams(models: Sequence[NgramModel], weights: Sequence[float]) -> Ngr
     backoffs: list[NDArray[np.float32]] = []
     for n in range(2, order + 1):
         grams = np.unique(np.concatenate([_translated(model, n, words) for model in models]), axis=0)
-        states, suffixes = _states(keys, grams[:, :-1], width), _states(keys, grams[:, 1:], width)
-        lower = 10.0 ** np.concatenate(log_probs).astype(np.float64)[suffixes - 1]
+        states = states_of(keys, grams[:, :-1], width)
+        # models may lack suffixes of their n-grams, as pruned ones do: the shorter model backs off, too
+        shorter = NgramModel(words, _tables(keys, log_probs, backoffs, links))
+        _, lower = shorter.score_batch(shorter.tables.links[states - 1].astype(np.int64), grams[:, -1])
         log_probs.append(_mixed(mixture, grams))
-        links.append(suffixes.astype(np.int32))
+        links.append(longest_suffixes(keys, grams, width).astype(np.int32))
         first = sum(len(of_order) for of_order in keys[:-1]) + 1
         probs = 10.0 ** log_probs[-1].astype(np.float64)
-        backoffs.append(_renormalized(probs, lower, states - first, len(keys[-1])))
+        backoffs.append(_renormalized(probs, 10.0**lower, states - first, len(keys[-1])))
         keys.append(states * width + grams[:, -1])
+    return NgramModel(words, _tables(keys, log_probs, backoffs, links))
+
+
+def _tables(
+    keys: Sequence[NDArray[np.int64]],
+    log_probs: Sequence[NDArray[np.float32]],
+    backoffs: Sequence[NDArray[np.float32]],
+    links: Sequence[NDArray[np.int32]],
+) -> NgramTables:
+    """The arrays of a model, from those of each order."""
     counts = tuple(len(of_order) for of_order in keys)
-    empty = [np.zeros(0, dtype=np.float32)]
-    tables = NgramTables(
-        counts, np.concatenate(keys), np.concatenate(log_probs), np.concatenate(empty + backoffs), np.concatenate(links)
+    empty = np.zeros(0, dtype=np.float32)
+    return NgramTables(
+        counts,
+        np.concatenate(keys),
+        np.concatenate(log_probs),
+        np.concatenate([empty, *backoffs]),
+        np.concatenate(links),
     )
-    return NgramModel(words, tables)
 
 
 def _translated(model: NgramModel, order: int, words: Vocabulary) -> NDArray[np.int64]:
@@ -158,15 +173,6 @@ def _mixed(mixture: Mixture, grams: NDArray[np.int64]) -> NDArray[np.float32]:
 def _followed(model: NgramModel, states: NDArray[np.int64], words: NDArray[np.int64]) -> NDArray[np.int64]:
     after, _ = model.score_batch(states, words)
     return np.asarray(after)
-
-
-def _states(keys: Sequence[NDArray[np.int64]], grams: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-    """The states that n-grams are; all of them are there."""
-    states, base = np.zeros(len(grams), dtype=np.int64), 0
-    for place in range(grams.shape[1]):
-        states = base + keys[place].searchsorted(states * width + grams[:, place]) + 1
-        base += len(keys[place])
-    return states
 
 
 def _renormalized(

@@ -42,6 +42,36 @@ class NgramTables:
         return sum(self.counts[: order - 1]), sum(self.counts[:order])
 
 
+def states_of(keys: Sequence[NDArray[np.int64]], ngrams: NDArray[np.integer], width: int) -> NDArray[np.int64]:
+    """The states that some words lead to, `[n-grams]`; -1 where there is none.
+
+    Args:
+        keys: Those of each order, at least of as many as the n-grams have words.
+        ngrams: Numbers of words, `[n-grams, order]`.
+        width: Number of words.
+    """
+    states = np.zeros(len(ngrams), dtype=np.int64)
+    base = 0
+    for place, own in zip(range(ngrams.shape[1]), keys, strict=False):
+        if len(own) == 0:
+            return np.full(len(ngrams), -1)
+        wanted = states * width + ngrams[:, place]
+        at = np.minimum(own.searchsorted(wanted), len(own) - 1)
+        states = np.where((states >= 0) & (own[at] == wanted), base + at + 1, -1)
+        base += len(own)
+    return states
+
+
+def longest_suffixes(keys: Sequence[NDArray[np.int64]], ngrams: NDArray[np.integer], width: int) -> NDArray[np.int64]:
+    """The states of the longest proper suffixes of n-grams that are there, `[n-grams]`; arguments as of `states_of`."""
+    links = np.zeros(len(ngrams), dtype=np.int64)
+    order = ngrams.shape[1]
+    for length in range(1, order):  # the longest one that is there stays
+        shorter = states_of(keys, ngrams[:, order - length :], width)
+        links = np.where(shorter > 0, shorter, links)
+    return links
+
+
 class NgramModel(LanguageModel):
     """A back-off n-gram model; a state is a number (see the module)."""
 

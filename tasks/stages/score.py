@@ -40,8 +40,16 @@ _NORMALIZER = NormalizerConfig(kind="basic")
 
 
 def score_rows(rows: list[Row]) -> ScoreReport:
-    """Score decoded utterances."""
-    return score_sets([(row["id"], row["ref"], row["hyp"], row["speaker"], row["domain"]) for row in rows])
+    """Score decoded utterances; a speaker's name that several corpora have is given with the corpus."""
+    corpora: dict[str, set[str]] = {}
+    for row in rows:
+        corpora.setdefault(row["speaker"], set()).add(row.get("corpus", ""))
+
+    def speaker_of(row: Row) -> str:
+        name: str = row["speaker"]
+        return f"{row['corpus']}/{name}" if name and len(corpora[name]) > 1 else name
+
+    return score_sets([(row["id"], row["ref"], row["hyp"], speaker_of(row), row["domain"]) for row in rows])
 
 
 def normalized_rates(rows: list[Row]) -> dict[str, float | None]:
@@ -128,6 +136,8 @@ def _inputs(run: Run) -> Inputs:
         config["normalized"] = address_content(_NORMALIZER)
     if len(PREPARE.record(run).get("text", ())) > 1:  # else no set has several languages
         config["by language"] = True
+    if len({source.corpus_name for source in run.config.data.sources}) > 1:  # whose speakers may have the same names
+        config["speakers by corpus"] = True
     damaged = DECODE.record(run).get("quarantined_shards")  # the decode output's address does not depend on these
     return config, {"decode": run.result("decode").key} | ({"damaged": digest_json(damaged)} if damaged else {})
 

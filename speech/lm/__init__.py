@@ -112,6 +112,8 @@ class Sources:
     """Transcripts by name of their set, on which the record gives perplexities."""
     normalizer: NormalizerConfig = field(default_factory=NormalizerConfig)
     """How the text is normalized: as the transcripts were."""
+    language: str = ""
+    """BCP 47 tag of the text's language, on which the normalization may depend."""
     tokenizer: Tokenizer | None = None
     """That of the acoustic model, for models of its tokens."""
     train: NetworkTrainer | None = None
@@ -137,7 +139,7 @@ def estimate(sources: Sources, cfg: LmConfig, folder: Path, workers: int = 1) ->
     estimator = cfg.build(sources.train)
     cut = Units(estimator.unit, sources.tokenizer)
     transcripts = sources.transcripts if cfg.transcripts else ()
-    text = Text(cfg.text, sources.normalizer, transcripts, sources.protected, cut, workers)
+    text = Text(cfg.text, sources.normalizer, transcripts, sources.protected, cut, workers, sources.language)
     model, facts = estimator.estimate(text, folder, workers)
     words = [word for word in model.words if word not in SPECIAL]
     replace_file(folder / WORDS, "".join(f"{word}\n" for word in words).encode())

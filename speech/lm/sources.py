@@ -150,6 +150,7 @@ class Text:
         protect: Transcripts of the test and validation sets, normalized already.
         units: What the model predicts.
         workers: Number of processes that normalize.
+        language: BCP 47 tag of the files' language, by which their lines are normalized.
     """
 
     def __init__(
@@ -160,11 +161,12 @@ class Text:
         protect: Iterable[str] = (),
         units: Units | None = None,
         workers: int = 1,
+        language: str = "",
     ) -> None:
         self.cfg, self.transcripts, self.workers = cfg, transcripts, workers
         self.units = units or Units()
         self.protection = None if cfg.allow_test_text else Protection(protect, cfg.protected_length)
-        cleaner = partial(clean, normalizer or NormalizerConfig(), self.protection, self.units)
+        cleaner = partial(clean, normalizer or NormalizerConfig(), language, self.protection, self.units)
         self.clean: Callable[[bytes, Counter[str]], Block] = cleaner
         self._prepare = partial(prepare, self.protection, self.units)
 
@@ -313,9 +315,14 @@ def _read(url: str, block_bytes: int) -> Iterator[tuple[bytes, Counter[str]]]:
 
 
 def clean(
-    cfg: NormalizerConfig, protection: Protection | None, units: Units, data: bytes, counts: Counter[str]
+    cfg: NormalizerConfig,
+    language: str,
+    protection: Protection | None,
+    units: Units,
+    data: bytes,
+    counts: Counter[str],
 ) -> Block:
-    """Decodes and normalizes raw lines."""
+    """Decodes and normalizes raw lines of a language."""
     normalizer, lines, dropped = TextNormalizer(cfg), [], Counter(counts)
     raw = data.split(b"\n") if data else []
     dropped["lines"] += len(raw)
@@ -328,7 +335,7 @@ def clean(
             if "<" in text and _special(text := _without_ends(text)):
                 dropped["special-symbol"] += 1
             else:
-                lines.append(normalizer(text))
+                lines.append(normalizer(text, language))
         except UnicodeDecodeError:
             dropped["undecodable"] += 1
         except TextError as error:

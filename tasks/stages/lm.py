@@ -7,7 +7,7 @@ validation transcripts is left out, as `speech.lm.sources` describes; the record
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, NotRequired, cast
@@ -30,9 +30,12 @@ from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult
 from tasks.stages.decoder_files import FilesRecord, publish_files, with_digests
 from tasks.stages.folds import is_tested, train_folder
 from tasks.stages.lm_network import engine_trainer, network_content
+from tasks.stages.prepare import PREPARE
 from tasks.stages.shard import SHARD, set_texts
 
 LEXICON = "lexicon.txt"
+_WITHOUT_LANGUAGE = ("english", "basic", "none")
+"""Kinds of normalizers that treat all languages alike."""
 
 
 def language_model(run: Run) -> LmConfig:
@@ -70,9 +73,16 @@ def coming_words(config: PipelineConfig, prepared: StageOutput) -> list[str]:
         transcripts=set_transcripts(prepared, lambda name: not held_out(name)),
         protected=set_transcripts(prepared, held_out),
         normalizer=config.data.normalizer,
+        language=_language(prepared.record() or {}),
     )
     with tempfile.TemporaryDirectory() as folder:
         return estimated_words(sources, config.lm, Path(folder), worker_count(config.storage.workers))
+
+
+def _language(prepared: Mapping[str, Any]) -> str:
+    """The language of the text: that of most transcripts, as the stage prepare records them."""
+    languages: Mapping[str, Any] = prepared.get("text", {})
+    return max(sorted(languages), key=lambda language: int(languages[language]["utterances"]), default="")
 
 
 def _set_digests(run: Run) -> dict[str, str]:
@@ -99,6 +109,8 @@ def _inputs(run: Run) -> Inputs:
     inputs = _set_digests(run)
     if cfg.text.paths:
         inputs["text"] = digest_json(text_digests(cfg.text))
+        if run.config.data.normalizer.kind not in _WITHOUT_LANGUAGE:
+            config["language"] = _language(PREPARE.record(run))
     if unit_of(cfg) == "token":
         inputs["model"] = train.TRAIN.record(run)["digest"]
     return config, inputs
@@ -137,6 +149,7 @@ def _work(run: Run, output: StageOutput) -> LmRecord:
             protected=chain.from_iterable(set_texts(run, name) for name in protected_sets(run)),
             held_out=held_out,
             normalizer=run.config.data.normalizer,
+            language=_language(PREPARE.record(run)),
             tokenizer=tokenizer,
             train=trainer,
         )

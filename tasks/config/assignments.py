@@ -44,13 +44,25 @@ def _assign(document: dict[str, Any], assignment: str, choices: Container[str]) 
     if not sign or not key:
         raise ValueError(f"--set {assignment!r}: write field=value, for example train.optimizer.lr=0.001")
     try:
-        value = text if text.startswith("@") else parse_yaml(text)  # YAML reserves @, and an alias of a model has one
+        value = assigned(text)
     except yaml.YAMLError as error:
         raise ValueError(f"--set {assignment!r}: {text!r} is not a YAML value; quote it if it is text") from error
     try:
         assign_value(document, key.strip(), value, choices)
     except ValueError as error:
         raise ValueError(f"--set {assignment!r}: {error}") from error
+
+
+def assigned(text: str) -> Any:
+    """The value that an assignment gives.
+
+    Args:
+        text: What follows its equals sign.
+
+    Raises:
+        YAMLError: It is not a YAML value.
+    """
+    return text if text.startswith("@") else parse_yaml(text)  # YAML reserves @, and an alias of a model has one
 
 
 def assign_value(document: dict[str, Any], key: str, value: Any, choices: Container[str] = ()) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from tasks.config.yaml_text import parse_yaml
+from tasks.config.assignments import assigned
 
 SET = "--set"
 _MERGE = "<<"
@@ -55,7 +55,7 @@ def find_given(text: str, name: str, overrides: Sequence[str]) -> Given:
         for length in range(1, len(at)):  # sections that the assignment makes on its way
             if at[:length] not in given.values:
                 given.sections.setdefault(at[:length], SET)
-        for place, section in _parts(parse_yaml(value), at):
+        for place, section in _parts(assigned(value), at):
             (given.sections if section else given.values)[place] = SET
     return given
 

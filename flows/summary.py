@@ -13,12 +13,12 @@ from tasks.dataset.duplicates import data_warnings
 from tasks.dataset.sets import is_trained
 from tasks.dataset.speakers import set_rows
 from tasks.figures import LEARN_MORE, percent, speakers_text
-from tasks.scores import interval
+from tasks.scores import GROUPS, interval
 from tasks.stages.base import Run, counts_text
 from tasks.stages.evaluation import write_evaluation
 from tasks.stages.register import REGISTER
 from tasks.stages.report import local_report
-from tasks.stages.score import GROUPS, SCORE, nothing_correct
+from tasks.stages.score import SCORE, nothing_correct
 from tasks.stages.train import TRAIN
 from tasks.tracking.registry import current_aliases
 

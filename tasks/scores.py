@@ -6,6 +6,8 @@ from typing import Any
 from speech.scoring import ScoreReport, wer_interval
 from tasks.figures import percent
 
+GROUPS = {"corpora": "corpus", "domains": "domain", "languages": "language"}
+"""Groups of a set's utterances besides speakers: plural in the record of the stage `score`, singular in metrics."""
 SAMPLES = 1000
 """Bootstrap samples behind an interval; Bisani and Ney (2004) take 1,000 to 10,000."""
 

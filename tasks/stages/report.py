@@ -13,13 +13,12 @@ from tasks.config.home import shown_mlflow_uri
 from tasks.dataset.duplicates import data_warnings, doubles_of
 from tasks.figures import speakers_text
 from tasks.pages import as_code, keep_page, page_templates
-from tasks.scores import interval
+from tasks.scores import GROUPS, interval
 from tasks.stages import progress
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult, counts_text
 from tasks.stages.register import REGISTER
 from tasks.stages.report_charts import set_histograms
 from tasks.stages.report_details import changes_of, set_details
-from tasks.stages.score import GROUPS
 from tasks.stages.trained_model import trained_model
 from tasks.tracking.model_card import begun_text, compute_text, initial, learners_text
 from tasks.tracking.provenance import provenance

@@ -21,14 +21,12 @@ from storage.index import ShardIndex
 from storage.stages import StageOutput, digest_json
 from tasks.dataset.tables import read_table
 from tasks.figures import percent
-from tasks.scores import SAMPLES, summarize
+from tasks.scores import GROUPS, SAMPLES, summarize
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult
 from tasks.stages.decode import DECODE
 from tasks.stages.prepare import PREPARE
 
 Row = dict[str, Any]
-GROUPS = {"corpora": "corpus", "domains": "domain", "languages": "language"}
-"""Groups besides speakers: plural in the record, and singular in metrics."""
 RATES = (
     *("wer", "wer_low", "wer_high", "wer_speaker_low", "wer_speaker_high", "cer"),
     *("wer_normalized", "cer_normalized"),

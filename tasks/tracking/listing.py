@@ -9,13 +9,14 @@ from typing import Any
 import mlflow
 from mlflow.entities import Run
 
+from tasks.scores import GROUPS
 from tasks.tracking.known_models import named, registered_models, unknown_model, versions_named
 from tasks.tracking.metrics import ELAPSED, VALID_WER
 from tasks.tracking.registry import RegistryError
 from tasks.tracking.runs import DECISION_TAG, ENDED_TAG, STOPPED
 
 _RATE = ".wer"
-_PARTS = (".corpus.", ".domain.")
+_PARTS = tuple(f".{group}." for group in GROUPS.values())
 """Parts of names of error rates that are not of a whole set, such as `test.domain.read.wer`."""
 
 

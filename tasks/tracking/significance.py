@@ -294,13 +294,15 @@ def refusal(run_tests: str, frozen: str) -> str:
 
 def lm_refusal(run: Run) -> str:
     """Reason why a model whose language model may have read the test sets is not compared; empty if it can be."""
-    lm = run.config.lm
-    if lm is None or not lm.text.allow_test_text or not uses_stage(run.config.decode, lm):
-        return ""
-    return (
-        "not compared: its language model may have read the test sets (lm.text.allow_test_text is true); set it to "
-        "false and run the pipeline again"
-    )
+    config = run.config
+    read = {"lm": config.lm if uses_stage(config.decoder, config.lm) else None, "rescoring": config.rescoring}
+    for section, lm in read.items():
+        if lm is not None and lm.text.allow_test_text:
+            return (
+                f"not compared: its language model may have read the test sets ({section}.text.allow_test_text is "
+                "true); set it to false and run the pipeline again"
+            )
+    return ""
 
 
 def promotion_decision(

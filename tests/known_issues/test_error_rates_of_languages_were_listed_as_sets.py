@@ -12,7 +12,7 @@ def test_only_whole_sets_are_listed(home):
     give_mlflow(home)
     api = client()
     run = api.create_run(experiment_id(api, "polyglot"))
-    groups = dict.fromkeys(GROUPS, {"a": {"wer": 0.1}, "b": {"wer": 0.3}})
+    groups = {kind: {"a": {"wer": 0.1}, "b": {"wer": 0.3}} for kind in GROUPS}
     metrics = figures({"sets": {"test": {"wer": 0.2}}, "groups": {"test": groups}})
     assert metrics["test.language.a.wer"] == 0.1
     for metric, rate in metrics.items():

@@ -72,7 +72,7 @@ def fake_comparison(case):
     significance.decide = decide
     significance.tests_tag = promotion.tests_tag = lambda run: TESTS
     promotion.load_run = lambda version: SimpleNamespace(
-        run_id="a-run", flow_run_url="", config=SimpleNamespace(lm=None)
+        run_id="a-run", flow_run_url="", config=SimpleNamespace(lm=None, rescoring=None, decoder=None)
     )
 
 

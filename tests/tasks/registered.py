@@ -19,7 +19,7 @@ from tasks.tracking.runs import client, experiment_id
 from tasks.tracking.significance import Decision
 
 TESTS = json.dumps({"test": "aaaa"})
-RUN = SimpleNamespace(run_id="a-run", flow_run_url="", config=SimpleNamespace(lm=None))
+RUN = SimpleNamespace(run_id="a-run", flow_run_url="", config=SimpleNamespace(lm=None, rescoring=None, decoder=None))
 
 
 @pytest.fixture

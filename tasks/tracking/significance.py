@@ -147,7 +147,7 @@ def decoder_text(decode: DecodeConfig, has_lm: bool) -> str:
 
 def _decoders(run: Run, champion: Path) -> dict[str, str]:
     """The decoder of the champion's bundle, and that of this run."""
-    theirs, own = own_decoder(champion), run.config.decode
+    theirs, own = own_decoder(champion), run.config.decoder
     return {
         "champion": decoder_text(theirs, has_lm(theirs)),
         "challenger": decoder_text(own, has_lm(own) or uses_stage(own, run.config.lm)),

@@ -15,6 +15,7 @@ from tasks.tracking.runs import (
     experiment_id,
     impatient,
     owner_tags,
+    set_tags,
 )
 
 PARENT_TAG = "mlflow.parentRunId"
@@ -49,6 +50,7 @@ class SearchRun:
         found = api.search_runs([place], f"tags.`{_SEARCH_TAG}` = '{identity}'", max_results=1)
         if found:
             self.run_id = str(found[0].info.run_id)
+            set_tags(api, self.run_id, owner_tags(name))  # first: a running one without its process counts as killed
             continue_run(api, found[0])
         else:
             tags = {_SEARCH_TAG: identity, **owner_tags(name)}

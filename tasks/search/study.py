@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -177,19 +177,17 @@ class Studies:
         """
         said = json.dumps(about or {})
         row = {"name": name, "content": json.dumps(content), "about": said, "created": time.time()}
-        with self._told():
-            try:
-                with self.engine.begin() as connection:
-                    connection.execute(_STUDIES.insert().values(row))
-            except IntegrityError:  # there already
-                with self.engine.begin() as connection:
-                    connection.execute(_STUDIES.update().where(_STUDIES.c.name == name).values(stop=False, about=said))
+        with self._told(), suppress(IntegrityError), self.engine.begin() as connection:  # it may be there already
+            connection.execute(_STUDIES.insert().values(row))
         study = self.open(name)
         if changed := _changed(study.content, content):
             raise StudyError(
                 f"the study {name} was made with another {' and another '.join(changed)}, so its results cannot be "
                 "continued: give the search another name (search.study), or restore the former configuration"
             )
+        with self._told(), self.engine.begin() as connection:
+            connection.execute(_STUDIES.update().where(_STUDIES.c.name == name).values(stop=False, about=said))
+        study.about = json.loads(said)
         return study
 
     def open(self, name: str) -> "Study":

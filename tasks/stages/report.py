@@ -133,6 +133,8 @@ class ReportRecord(StageRecord):
 
     report: str
     """Path of the copy in the data folder."""
+    registered: dict[str, Any]
+    """The MLflow run that it is attached to, and the decision that it tells."""
 
 
 def _work(run: Run, output: StageOutput) -> ReportRecord:
@@ -142,7 +144,18 @@ def _work(run: Run, output: StageOutput) -> ReportRecord:
     output.store.write(REPORT_FILE, page.encode())
     path = local_report(output.store, run.config.name, output.key)
     _attach(run, page)
-    return {"counts": {"bytes": len(page.encode())}, "report": str(path)}
+    return {"counts": {"bytes": len(page.encode())}, "report": str(path), "registered": _registered(run)}
+
+
+def _registered(run: Run) -> dict[str, Any]:
+    """What a report tells that is in the registry: the addresses of stage outputs do not tell it."""
+    record = REGISTER.record(run)
+    return {"run": record["mlflow_run"], "decision": record["decision"]}
+
+
+def _of_last_registration(run: Run, record: dict[str, Any]) -> bool:
+    """Whether a report is not that of a former decision, or of the MLflow run of another registry."""
+    return bool(record.get("registered") == _registered(run))
 
 
 def local_report(store: ObjectStore, name: str, key: str) -> Path:
@@ -172,6 +185,7 @@ REPORT = Stage(
     13,
     _inputs,
     _work,
+    _of_last_registration,
     artifacts=_artifacts,
     reads="all",
     writes="one self-contained HTML page",

@@ -169,9 +169,17 @@ def is_running(folder: Path) -> bool:
     return is_locked(folder / "training.lock")
 
 
+def _configuration(folder: Path) -> str:
+    """Name of a training's configuration; empty if its job does not tell."""
+    part: Any = _read_json(folder / "job.json")
+    for name in ("task", "spec", "provenance", "name"):
+        part = part.get(name) if isinstance(part, dict) else None
+    return part if isinstance(part, str) else ""
+
+
 def training_name(folder: Path) -> str:
     """Name of the configuration and of the folder."""
-    name = _read_json(folder / "job.json").get("spec", {}).get("provenance", {}).get("name", "")
+    name = _configuration(folder)
     return f"{name} ({folder.name})" if name else folder.name
 
 
@@ -221,8 +229,8 @@ def find_training(target: str, key_file: Path | None = None) -> WatchedTraining:
 
 
 def _means(folder: Path, target: str) -> bool:
-    name = _read_json(folder / "job.json").get("spec", {}).get("provenance", {}).get("name", "")
-    return target == name or folder.name.removeprefix("train-").startswith(target.removeprefix("train-"))
+    key, start = (name.removeprefix("train-") for name in (folder.name, target))
+    return target == _configuration(folder) or key.startswith(start)
 
 
 def _list(folders: list[Path]) -> str:

@@ -36,7 +36,7 @@ def text_of(watched):
 def work_folder(home, name="train-abc", kind="tiny"):
     folder = home / "work" / name
     folder.mkdir(parents=True)
-    (folder / "job.json").write_text(json.dumps({"spec": {"provenance": {"name": kind}}}))
+    (folder / "job.json").write_text(json.dumps({"task": {"spec": {"provenance": {"name": kind}}}}))
     journal = Journal(folder / "journal.jsonl")
     journal.write("start", step=0)
     for n in (1, 2, 3):

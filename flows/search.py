@@ -45,6 +45,7 @@ from tasks.search.study import Studies, Study, StudyTrial, TrialOutcome
 from tasks.stages import progress
 from tasks.stages.base import Artifact, Run, StageError, said_as
 from tasks.stages.bundles import own_bundle
+from tasks.stages.initial import initial_model
 from tasks.stages.paused import TrialPart, paused_output
 from tasks.stages.train import TRAIN
 from tasks.stages.tuning import validation_trials
@@ -76,8 +77,11 @@ def study_content(config: PipelineConfig) -> dict[str, Any]:
     assert search is not None
     without = _NO_EFFECT if search.decodes else (*_NO_EFFECT, "decode")
     document = {name: part for name, part in plain_document(config).items() if name not in without}
+    # addresses have digests of these instead, which only a run knows
+    read = {"init": config.train.init, "alignments": config.train.objective.alignments_folder}
+    train = training_content(config.train) | {name: place for name, place in read.items() if place}
     return {
-        "configuration": document | {"train": training_content(config.train)},
+        "configuration": document | {"train": train},
         "method": address_content(search.method),
         "space": {name: address_content(parameter) for name, parameter in search.space.items()},
         "minimize": search.minimize,
@@ -415,6 +419,7 @@ def run_search(
         )
     largest, name = search.largest(config.train), study_name(config)
     method = search.build(largest)
+    config = _with_one_initial(config, run_id)
     holder, what = LockOwner.here(run_id, url), f"the study {name}"
     wait = said_as("search")
     lock = machine_lock([home() / "locks" / f"search-{lock_name(name)}.lock"], what, config.slots, holder, wait)
@@ -443,6 +448,20 @@ def run_search(
             trials.close(over)
             trials.tracked.end(search_result(study), *ended)
     return search_result(study) | {"run_id": run_id, "complete": over, "mlflow_run": trials.tracked.run_id}
+
+
+def _with_one_initial(config: PipelineConfig, run_id: str) -> PipelineConfig:
+    """The configuration with the version that `train.init` names now: an alias may move while a search goes on.
+
+    Args:
+        config: The configuration.
+        run_id: Name of the search's run.
+
+    Raises:
+        StageError: If there is no such model, or the registry does not answer.
+    """
+    initial = initial_model(Run(config, run_id)) if config.train.init else None
+    return config.beginning_with(initial.name) if initial and initial.named else config
 
 
 def _is_over(study: Study, method: SearchMethod) -> bool:

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,14 +41,13 @@ def find_problems(config: PipelineConfig) -> list[str]:
 
 
 def _checks(config: PipelineConfig) -> Iterator[Callable[[], object]]:
-    lm = config.lm
     yield lambda: _check_strata(config)
     yield lambda: _check_scored_sets(config)
     yield lambda: _check_store(config.storage.url)
     yield lambda: check_decoder_files(config.decode)
     yield lambda: check_files(config.lexicon, "lexicon")
-    if lm is not None:
-        yield lambda: check_sources(lm)
+    for lm in filter(None, (config.lm, config.rescoring)):
+        yield partial(check_sources, lm)
     yield lambda: _check_recordings(config)
     yield lambda: check_launch(config.train)
     yield lambda: check_devices(config.train)

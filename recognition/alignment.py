@@ -118,13 +118,15 @@ class CtcAligner(NetworkAligner[Scores]):
 
     @override
     def align(self, batch: Batch, outputs: Scores) -> Iterator[AlignedUtterance]:
-        tokenizer, shift = self.recognizer.tokenizer, self.recognizer.frame_seconds
+        tokenizer, frontend = self.recognizer.tokenizer, self.recognizer.frontend
+        step = 1 / frontend.sample_rate if batch.inputs.ndim == 2 else frontend.cfg.hop_ms / 1000
         heard = GreedyDecoder(GreedyConfig(), tokenizer).decode(outputs.log_probs, outputs.frames)
         for i, (name, text) in enumerate(zip(batch.ids, batch.texts, strict=True)):
             log_probs = outputs.log_probs[i, : int(outputs.frames[i])]
+            times = self.recognizer.times(outputs, i, end=int(batch.lengths[i]) * step)
             alignment, failure = None, ""
             try:
-                alignment = align_tokens(name, log_probs, tokenizer, text, shift, float(outputs.starts[i]))
+                alignment = align_tokens(name, log_probs, tokenizer, text, times)
             except AlignmentError as error:
                 failure = str(error)
             yield AlignedUtterance(name, text, alignment, failure, heard[i].text)

@@ -58,6 +58,7 @@ from numpy.typing import NDArray
 from configurable.files import replacing
 from speech.files import DAMAGED
 from speech.hypotheses import Word
+from speech.words import FrameTimes, Piece
 
 Ints = NDArray[np.int32]
 
@@ -87,7 +88,8 @@ class Alignment:
         pdfs: int32 `[T]`, the tied state of each frame; None for a CTC model.
         frame_seconds: Frame shift in seconds.
         offset: Start of the first frame in seconds.
-        duration: Length of the utterance in seconds.
+        duration: Length of the utterance in seconds; 0 if it is not known.
+        later: If the utterance was cut for the model: all pieces of it after the first one.
     """
 
     id: str
@@ -98,19 +100,12 @@ class Alignment:
     frame_seconds: float = 0.01
     offset: float = 0.0
     duration: float = 0.0
+    later: tuple[Piece, ...] = ()
 
     def timed(self, spans: Iterable[Span]) -> list[Word]:
-        """Words or units with times in seconds from the start of the utterance."""
-        shift = self.frame_seconds
-        return [
-            Word(
-                label,
-                round(max(0.0, self.offset + start * shift), 3),
-                round((end - start) * shift, 3),
-                round(min(confidence or 0.0, 1.0), 4),
-            )
-            for label, start, end, confidence in spans
-        ]
+        """Words or units with times in seconds from the start of the utterance, all of them within it."""
+        times = FrameTimes(self.frame_seconds, self.offset, 0.0, self.duration or math.inf, self.later)
+        return [times.word(label, start, end, min(confidence or 0.0, 1.0)) for label, start, end, confidence in spans]
 
     @property
     def confidence(self) -> float:

@@ -15,15 +15,14 @@ from torchaudio.functional import TokenSpan, forced_align, merge_tokens
 
 from speech.alignments import Alignment, Span
 from speech.tokens import TokenError, Tokenizer
+from speech.words import FrameTimes
 
 
 class AlignmentError(ValueError):
     """A transcript that cannot be aligned with its speech."""
 
 
-def align_tokens(
-    name: str, log_probs_TV: Tensor, tokenizer: Tokenizer, text: str, frame_seconds: float, offset: float = 0.0
-) -> Alignment:
+def align_tokens(name: str, log_probs_TV: Tensor, tokenizer: Tokenizer, text: str, times: FrameTimes) -> Alignment:
     """Align a transcript with the outputs of a CTC model.
 
     Args:
@@ -31,8 +30,7 @@ def align_tokens(
         log_probs_TV: Log posteriors [frames, tokens], the blank first.
         tokenizer: The model's tokenizer.
         text: The normalized transcript.
-        frame_seconds: Frame shift in seconds.
-        offset: Start time of the first frame in seconds.
+        times: Of the frames, from the start of the utterance.
 
     Raises:
         AlignmentError: The transcript is empty, longer than the speech, or has unknown tokens.
@@ -53,8 +51,7 @@ def align_tokens(
     for label, group in zip(tokenizer.decode(tokens).split(), tokenizer.word_groups(tokens), strict=True):
         own = [spans[place] for place in group]
         words.append(Span(label, own[0].start, own[-1].end, sum(span.score for span in own) / len(own)))
-    duration = len(log_probs_TV) * frame_seconds
-    return Alignment(name, tuple(words), units, score, None, frame_seconds, offset, duration)
+    return Alignment(name, tuple(words), units, score, None, times.shift, times.offset, times.end, times.later)
 
 
 def token_spans(log_probs_TV: Tensor, tokens: Sequence[int]) -> list[tuple[int, int]]:

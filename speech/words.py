@@ -1,16 +1,20 @@
 """Word times and confidences, from the CTC alignment of a hypothesis."""
 
+from __future__ import annotations
+
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from speech.hypotheses import Hypothesis, Word
-from speech.tokens import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from speech.tokens import Tokenizer
 
 
 class Piece(NamedTuple):

@@ -137,9 +137,8 @@ class CtcCorpusAligner(CorpusAligner):
             speakers = {who: CmvnStats.from_dict(value) for who, value in FEATURES.record(own)["speakers"].items()}
         network = CtcAligner.load(self.bundle, self.device, speakers)
         dataset = open_set(run.result("shard").store.child(SET).url, spec.sample_rate, run.cache_folder)
-        for row, utterance in align_set(network, dataset, on_damage=lambda _: None):
-            alignment, duration = utterance.alignment, float(dataset.durations[row])
-            yield replace(utterance, alignment=alignment and replace(alignment, duration=duration))
+        for _, utterance in align_set(network, dataset, on_damage=lambda _: None):
+            yield utterance
 
 
 def align_corpus(

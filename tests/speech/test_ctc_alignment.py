@@ -7,6 +7,7 @@ import torch
 
 from speech.ctc_alignment import AlignmentError, align_tokens
 from speech.tokens import TokenConfig, train_tokenizer
+from speech.words import FrameTimes
 
 CHARACTERS = train_tokenizer(TokenConfig(kind="characters"), ["ab ba"])
 
@@ -27,7 +28,7 @@ def best_path(log_probs, tokens):
 def test_alignment_is_the_best_path(seed, text):
     log_probs = torch.randn(5, CHARACTERS.size, generator=torch.Generator().manual_seed(seed)).log_softmax(1)
     path = best_path(log_probs, CHARACTERS.encode(text))
-    alignment = align_tokens("u", log_probs, CHARACTERS, text, 0.04)
+    alignment = align_tokens("u", log_probs, CHARACTERS, text, FrameTimes(0.04))
     assert alignment.score == pytest.approx(
         float(sum(log_probs[t, label] for t, label in enumerate(path))) / 5, abs=1e-5
     )
@@ -47,7 +48,7 @@ def peaked_posteriors(frames):
 def test_words_have_times_and_confidences():
     a, space, b = (CHARACTERS.encode(symbol)[0] for symbol in ("a", " ", "b"))
     log_probs = peaked_posteriors([0, a, a, 0, b, space, 0, b, a, 0])
-    alignment = align_tokens("u", log_probs, CHARACTERS, "ab ba", 0.1, offset=1.0)
+    alignment = align_tokens("u", log_probs, CHARACTERS, "ab ba", FrameTimes(0.1, offset=1.0))
     words = alignment.timed(alignment.words)
     assert [(word.word, word.start, word.duration) for word in words] == [("ab", 1.1, 0.4), ("ba", 1.7, 0.2)]
     assert [unit.label for unit in alignment.units] == ["a", "b", "▁", "b", "a"]
@@ -61,4 +62,4 @@ def test_words_have_times_and_confidences():
 )
 def test_transcript_longer_than_the_audio_is_an_error(text, message):
     with pytest.raises(AlignmentError, match=message):
-        align_tokens("u", peaked_posteriors([0, 1]), CHARACTERS, text, 0.1)
+        align_tokens("u", peaked_posteriors([0, 1]), CHARACTERS, text, FrameTimes(0.1))

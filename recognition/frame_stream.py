@@ -120,7 +120,7 @@ class _TransducerSearch(_FrameSearch):
 
     @override
     def best(self, final: bool) -> Hypothesis:
-        return self._search.best()
+        return self._search.best(final)
 
     @override
     def words(self, hypothesis: Hypothesis, times: FrameTimes) -> list[Word]:

@@ -336,12 +336,16 @@ class TransducerStream:
         self._ctc += [] if ctc_V is None else [ctc_V.float()]
         return not self._history[-1].tokens[0, 0]
 
-    def best(self) -> Hypothesis:
-        """The best hypothesis of the frames so far; at the end, that of the utterance."""
+    def best(self, final: bool) -> Hypothesis:
+        """The best hypothesis of the frames so far; `final`: nothing follows.
+
+        The second language model ranks whole utterances only.
+        """
         if self._hypotheses is None:
             return Hypothesis()
         with torch.inference_mode():
             ended = self._search._ended(self._hypotheses, self._history, 0)
+            ended = self._search._ranked_again(ended) if final else ended
             ctc_TV = torch.stack(self._ctc) if self._ctc else None
             return self._search._hypothesis(ended, torch.stack(self._encoded).unsqueeze(0), ctc_TV)
 

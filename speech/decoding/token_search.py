@@ -212,8 +212,8 @@ class TokenSearch(ABC):
             made._rescorer = self._rescorer
         if made.cfg.lm == self.cfg.lm:
             made._own_lm = self._own_lm
-            if self._prepared and made.cfg.hot_words == self.cfg.hot_words:
-                made._join(self._hot)
+        if self._prepared and made.cfg.files() == self.cfg.files() and made.cfg.hot_words == self.cfg.hot_words:
+            made._join(self._hot)
         return made
 
     def prepare(self) -> None:

@@ -105,7 +105,9 @@ class Alignment:
     def timed(self, spans: Iterable[Span]) -> list[Word]:
         """Words or units with times in seconds from the start of the utterance, all of them within it."""
         times = FrameTimes(self.frame_seconds, self.offset, 0.0, self.duration or math.inf, self.later)
-        return [times.word(label, start, end, min(confidence or 0.0, 1.0)) for label, start, end, confidence in spans]
+        return times.words(
+            [(label, start, end, min(confidence or 0.0, 1.0)) for label, start, end, confidence in spans]
+        )
 
     @property
     def confidence(self) -> float:

@@ -51,18 +51,33 @@ class FrameTimes:
         end = self.end if number == len(self.later) else self.later[number].begin
         return piece.offset + (frame - piece.first) * self.shift, piece.begin, end
 
-    def word(self, text: str, first: int, end: int, confidence: float) -> Word:
-        """A word from its first frame to the one after its last.
+    def words(self, spans: Sequence[tuple[str, int, int, float]]) -> list[Word]:
+        """Words one after another.
 
-        Frames may lie in the silence that is added around a piece; the word stays inside the piece, at least a frame
-        long if the piece is.
+        Frames may lie in the silence that is added around a piece; words stay inside their pieces, apart from each
+        other, and at least a frame long if there is room.
+
+        Args:
+            spans: Text, first frame, the one after the last, and confidence of each word, in order.
         """
-        start, begin, limit = self._piece_of(first)
-        start = min(max(start, begin), max(begin, limit - self.shift))
-        last, _, limit = self._piece_of(end - 1)
-        stop = min(max(last + self.shift, start + self.shift), limit)
-        first_ms, last_ms = round(1000 * start), round(1000 * stop)  # rounded alike, so that words do not overlap
-        return Word(text, first_ms / 1000, (last_ms - first_ms) / 1000, round(confidence, 4))
+        placed: list[tuple[float, float, float, float]] = []
+        passed = -math.inf
+        for _, first, end, _ in spans:
+            start, begin, _ = self._piece_of(first)
+            last, _, limit = self._piece_of(end - 1)
+            start = max(start, begin, passed)
+            stop = max(start, last) + self.shift
+            placed.append((start, stop, begin, limit))
+            passed = min(stop, limit)
+        words, following = list[Word](), math.inf
+        for (text, _, _, confidence), (start, stop, begin, limit) in zip(
+            reversed(spans), reversed(placed), strict=True
+        ):
+            stop = min(stop, limit, following)
+            start = following = max(begin, min(start, stop - self.shift))
+            first_ms, last_ms = round(1000 * start), round(1000 * stop)  # rounded alike, so that words do not overlap
+            words.append(Word(text, first_ms / 1000, (last_ms - first_ms) / 1000, round(confidence, 4)))
+        return words[::-1]
 
 
 def timed_words(hypothesis: Hypothesis, log_probs_TV: Tensor, tokenizer: Tokenizer, times: FrameTimes) -> list[Word]:
@@ -87,12 +102,14 @@ def timed_words(hypothesis: Hypothesis, log_probs_TV: Tensor, tokenizer: Tokeniz
         return min(float(posteriors.max().exp()), 1.0)
 
     means = [sum(peak(place) for place in group) / len(group) for group in groups]
-    return [
-        times.word(text, starts[group[0]], ends[group[-1]], confidence)
-        for text, group, confidence in zip(
-            tokenizer.decode(hypothesis.tokens).split(), groups, hypothesis.word_confidences or means, strict=True
-        )
-    ]
+    words = tokenizer.decode(hypothesis.tokens).split()
+    confidences = hypothesis.word_confidences or means
+    return times.words(
+        [
+            (word, starts[group[0]], ends[group[-1]], confidence)
+            for word, group, confidence in zip(words, groups, confidences, strict=True)
+        ]
+    )
 
 
 def placed_words(
@@ -108,10 +125,12 @@ def placed_words(
     """
     if not word_frames:
         return []
-    return [
-        times.word(word, first, end, confidence)
-        for word, (first, end), confidence in zip(text.split(), word_frames, confidences, strict=True)
-    ]
+    return times.words(
+        [
+            (word, first, end, confidence)
+            for word, (first, end), confidence in zip(text.split(), word_frames, confidences, strict=True)
+        ]
+    )
 
 
 def _end(best_T: list[int], token: int, start: int, limit: int) -> int:

@@ -253,10 +253,23 @@ class PieceSearch(WordSearch):
         return [self._path(result, num_frames) for result in complete or results[:1]]
 
     @override
+    def partial(self, num_frames: int) -> WordPath:
+        return self._in_lexicon(self._native.get_best_hypothesis(), num_frames)  # the last word may not have ended
+
+    @override
     def _path(self, result: Any, num_frames: int) -> WordPath:
-        path = np.asarray(result.tokens[1 : num_frames + 1])
         if result.score <= _INCOMPLETE:
-            path[self._left_lexicon(path) :] = self.tokenizer.blank
+            return self._in_lexicon(result, num_frames)
+        return self._word_path(np.asarray(result.tokens[1 : num_frames + 1]), result.score)
+
+    def _in_lexicon(self, result: Any, num_frames: int) -> WordPath:
+        """A native result up to the first word that is not in the lexicon."""
+        path = np.asarray(result.tokens[1 : num_frames + 1])
+        path[self._left_lexicon(path) :] = self.tokenizer.blank
+        return self._word_path(path, result.score)
+
+    def _word_path(self, path: NDArray[np.int64], score: float) -> WordPath:
+        """The words of an alignment."""
         starts = self._starts(path)
         begins = starts[self._first[path[starts]]].tolist()
         labelled = np.flatnonzero(path != self.tokenizer.blank)
@@ -264,7 +277,7 @@ class PieceSearch(WordSearch):
         for begin, end in zip(begins, [*begins, len(path)][1:], strict=True):
             spans.append((begin, int(labelled[labelled < end][-1]) + 1))
         words = tuple(self.tokenizer.decode(path[starts].tolist()).split())
-        return WordPath(words, tuple(spans), path, _complete(float(result.score)))
+        return WordPath(words, tuple(spans), path, _complete(float(score)))
 
     def _starts(self, path: NDArray[np.int64]) -> NDArray[np.int64]:
         """Frames in which tokens start."""

@@ -265,13 +265,17 @@ class RingMember(ABC):
         while True:
             facts = self._ask(again, damaged)
             self.set_view(facts)
+            has_weights = is_damaged = False
             try:
-                if self._get_weights(facts):
-                    break
+                has_weights = self._get_weights(facts)
             except CheckpointError as error:
                 log.warning("%s; asking for an older one", error)
+                is_damaged = True
+            if ring.group.any(is_damaged):  # each rank may read files of its own
                 damaged = str(facts["resume"])
                 continue
+            if has_weights:
+                break
             if ring.group.any(time.monotonic() > deadline):
                 others = ring.view.without(ring.node).nodes
                 there = f"although nodes {', '.join(map(str, others))} are in the ring" if others else "and is alone"

@@ -197,7 +197,7 @@ HELD_S = 60.0
 
 
 class NodeNumbers:
-    """Gives each node that asks the lowest free number.
+    """Gives each node that asks the lowest number that no node has, or had in this session while there are others.
 
     Args:
         ledger: The state.
@@ -213,7 +213,13 @@ class NodeNumbers:
         now = self._clock()
         self._held = {token: held for token, held in self._held.items() if now - held[1] < HELD_S}
         if request.token not in self._held:
-            taken = {state.member.node for state in self._ledger.states.values()}
-            taken |= {node for node, _ in self._held.values()}
-            self._held[request.token] = (next(node for node in count() if node not in taken), now)
+            self._held[request.token] = (self._free(), now)
         return NumberReply(node=self._held[request.token][0])
+
+    def _free(self) -> int:
+        taken = {state.member.node for state in self._ledger.states.values()}
+        taken |= {node for node, _ in self._held.values()}
+        # a former member may have been suspended only, and come back
+        former = {int(node) for node in self._ledger.books.steps}
+        lowest = next(node for node in count() if node not in taken and node not in former)
+        return lowest if lowest < MAX_NODES else next(node for node in count() if node not in taken)

@@ -173,7 +173,7 @@ class Ledger:
             left[str(node)] = "it joined again"
             self._remove(old)
         member = Member(node, event["incarnation"], tuple(event["endpoints"]))
-        step = self.books.steps.get(str(node), 0)
+        step = self.books.steps.setdefault(str(node), 0)
         more = {"begins": event.get("begins", False), "model": event.get("model")}
         self.states[member.incarnation] = MemberState(member, step=step, since=self.values.closed, **more)
         self._new_view([node], left)

@@ -142,18 +142,16 @@ class Admission:
         ledger, values = self.core.ledger, self.core.ledger.values
         present = [state for state in ledger.states.values() if state.member.node != node]
         others = any(state.ready for state in present)
+        if others and (values.running or values.finish):
+            return "neighbour"  # even if its checkpoint is damaged, or was deleted because newer ones are complete
         if damaged and values.restored and damaged == checkpoint_folder(values.restored):
             self.begin_session(damaged)
         elif values.finish:
-            if values.finish == "done" and not others and Evaluations(ledger).lost():
+            if values.finish == "done" and Evaluations(ledger).lost():
                 self.begin_session()
-            elif others:
-                return "neighbour"
             elif self._has_kept(node, kept):
                 return "own"
         elif values.running:
-            if others:
-                return "neighbour"
             if self._has_kept(node, kept):
                 return "own"
             self.begin_session()

@@ -183,7 +183,7 @@ class Worker(RingMember):
             if self.counters:
                 self.counters.reset()
         if facts["source"] == "checkpoint":
-            self._resume(facts["record"], facts["records"])
+            self._resume(facts["record"], facts["records"], int(facts["step"]))
         self.stepper.begin(facts["session"])
 
     @override
@@ -199,17 +199,24 @@ class Worker(RingMember):
             self.learner.ema.restart()
         return fetched
 
-    def _resume(self, record: dict[str, Any] | None, records: list[dict[str, Any]]) -> None:
-        """Continue with this rank's replica of a checkpoint, or merge all replicas if their number has changed."""
+    def _resume(self, record: dict[str, Any] | None, records: list[dict[str, Any]], step: int) -> None:
+        """Continue with this rank's replica of a checkpoint, or merge all replicas if their number has changed.
+
+        Args:
+            record: This node's record, if the same nodes train as then.
+            records: All nodes' records.
+            step: Steps that a node of this number has made: the journal has their lines, and their seeds were used.
+        """
         lots = files_by_rank(record["files"]) if record is not None else []
         if record is not None and len(lots) == (self.group.size if self.stepper.state_per_rank else 1):
             self.stepper.restore(load_replica(self.output, lots[self.group.rank if self.stepper.state_per_rank else 0]))
-            self.step = int(record["step"])
+            self.step = step
             if self.counters:
                 self.counters.load(record["totals"])
             return
         replicas = [lot for entry in records for lot in files_by_rank(entry["files"])]
         self.stepper.merge([load_replica(self.output, lot).weights for lot in replicas])
+        self.step = step
 
     def _leave(self, orders: Orders) -> None:
         totals = self.counters.to_list() if self.counters else []

@@ -218,8 +218,9 @@ class Ledger:
 
     def _on_adopt(self, event: Event) -> None:
         self.values.leases += 1
-        epoch = self.open_epoch(event["epoch"])
-        epoch.adopt(self.values.leases, event["incarnation"], unpack_rows(event["rows"]))
+        if event["epoch"] >= self.values.closed:  # a repeated request may come when its rows have closed the epoch
+            epoch = self.open_epoch(event["epoch"])
+            epoch.adopt(self.values.leases, event["incarnation"], unpack_rows(event["rows"]))
 
     def _on_begin(self, event: Event) -> None:
         if event["epoch"] in self.epochs:

@@ -49,7 +49,7 @@ def make(tmp_path):
         stepper = SimpleNamespace(
             state_per_rank=apart, model=lambda: weights, keep=lambda: ReplicaState(weights, {"m": torch.zeros(2)}, {})
         )
-        group = SimpleNamespace(rank=rank, gather_text=lambda text, limit: [text, *others])
+        group = SimpleNamespace(rank=rank, gather_text=lambda text: [text, *others])
         return ReplicaWriter(NODE, stepper, group, ObjectStore(str(tmp_path)), client)
 
     return make

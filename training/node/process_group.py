@@ -123,12 +123,14 @@ class NodeGroup:
         dist.broadcast(data, 0, group=self._control)
         return dict(json.loads(data.numpy().tobytes()))
 
-    def gather_text(self, text: str, limit: int = 512) -> list[str]:
-        """Gather a short text from every rank, in rank order."""
+    def gather_text(self, text: str) -> list[str]:
+        """Gather a text from every rank, in rank order."""
         if self.size == 1:
             return [text]
-        data = torch.frombuffer(bytearray(text.encode().ljust(limit, b"\0")), dtype=torch.uint8)
-        parts = [_blank(limit) for _ in range(self.size)]
+        octets = text.encode()
+        longest = max(1, *(int(length) for (length,) in self.gather_numbers([len(octets)])))
+        data = torch.frombuffer(bytearray(octets.ljust(longest, b"\0")), dtype=torch.uint8)
+        parts = [_blank(longest) for _ in range(self.size)]
         dist.all_gather(parts, data, group=self._control)
         return [part.numpy().tobytes().rstrip(b"\0").decode() for part in parts]
 

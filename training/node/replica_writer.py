@@ -151,7 +151,7 @@ class ReplicaWriter:
             self._submit(lambda: self._write_alone(client, number, {**record, "seq": seq}, folder, kept))
             return
         objects = pack_replica(f"{folder}/rank-{self.group.rank:02d}", kept)
-        texts = self.group.gather_text(json.dumps(list(digests(objects).items())), limit=1024)
+        texts = self.group.gather_text(json.dumps(list(digests(objects).items())))
         files = {name: digest for text in texts for name, digest in json.loads(text)}
         if client is None:
             self._submit(lambda: write_objects(self.output, objects))

@@ -63,7 +63,8 @@ class RingLearner(RingMember):
     Attributes:
         group: The learners of its node.
         client: Connection to the coordinator; at the node's first learner only.
-        step: Steps that the node has made.
+        step: Steps that the node has made; for the exchange, looks at whether the learners agree are steps, too.
+        looks: Number of these looks.
         joined: Whether it is a member with weights.
     """
 
@@ -79,7 +80,7 @@ class RingLearner(RingMember):
         self._flat, self._moments, self._config, self._learners = flat, moments, config, learners
         self._folder = RingFolder(place, config) if isinstance(place, Path) else None
         self._address, self._key_file = str(place), self._folder.key_file if self._folder else key_file
-        self.joined = False
+        self.joined, self.looks = False, 0
         self._ended = False
         self._planner: Planner = _no_plan
         self._shard_of_row: NDArray[np.integer[Any]] = ShardMap.from_counts([]).shard_of_row
@@ -304,6 +305,7 @@ class RingLearner(RingMember):
             time.sleep(IDLE_S)
             self.average()
             self.after_step()
+            self.looks += 1
             self.follow()
 
     def close(self) -> None:

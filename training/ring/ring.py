@@ -126,7 +126,7 @@ class Ring:
     @property
     def steps(self) -> int:
         """Steps that this node has made."""
-        return self._learner.step
+        return self._learner.step - self._learner.looks
 
     def before_step(self) -> None:
         """Call this between `backward` and `optimizer.step`: applies the averages that have arrived.

@@ -153,7 +153,7 @@ class Learner:
             if self.cfg.ema:
                 self.ema = MovingAverage(self.flat, self.cfg.ema)
         self._thawing = tuple(
-            (parameter, self.flat.grads[start:stop], self.initial.rates[parameter].until)
+            (parameter, self.flat.grads[start:stop].view(parameter.shape), self.initial.rates[parameter].until)
             for parameter, (start, stop) in zip(self.flat.parameters, self.flat.spans, strict=True)
             if parameter in self.initial.rates and self.initial.rates[parameter].until
         )
@@ -219,8 +219,10 @@ class Learner:
         frozen = [epoch < until for *_, until in self._thawing]
         if frozen == [not parameter.requires_grad for parameter, *_ in self._thawing]:
             return
-        for (parameter, *_), now in zip(self._thawing, frozen, strict=True):
+        for (parameter, grads, _), now in zip(self._thawing, frozen, strict=True):
             parameter.requires_grad_(not now)
+            # the optimizer skips it: AdamW's correction of young moments is for steps that they have seen
+            parameter.grad = None if now else grads
         if isinstance(self._forward, GraphedForward):
             self._forward.forget()
 

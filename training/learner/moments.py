@@ -75,13 +75,14 @@ class Moments:
             rows: Output [names, stop - start]; zero for averaged buffers, which have no moments.
 
         Returns:
-            Steps that the optimizer has made; without a step count, 1 if any moment differs from zero, else 0.
+            Steps that the optimizer has made with the parameters that were trained from the start; without a step
+            count, 1 if any moment differs from zero, else 0.
         """
         rows.zero_()
         for row, values in zip(rows, self._values, strict=True):
             part = values[start:stop]
             row[: len(part)].copy_(part)
-        return float(self._steps[0]) if len(self._steps) else float(self._values.any())
+        return float(self._steps.max()) if len(self._steps) else float(self._values.any())
 
     @torch.no_grad()
     def load(self, rows: Tensor, steps: float) -> None:

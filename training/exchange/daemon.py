@@ -302,13 +302,14 @@ class ZmqDaemon:
 
     def _choose(self, now: float) -> Address | None:
         """Choose the peer to ask: the next neighbour, or the one after it if the next must not be asked yet."""
-        protocol = self._protocol
-        for number in (protocol.number, protocol.number + 1):
+        protocol, first = self._protocol, self._protocol.number
+        for number in (first, first + 1):
             node = neighbour(self._kind, protocol.view, self._node, number, self._seed)
             address = None if node is None else self._addresses.get(node)
-            if address is not None and not self._peers.waits(address, now):
-                protocol.number = number + 1
-                return address
+            if address is not None:
+                protocol.number = number + 1  # if both must wait, other neighbours are considered next time
+                if not self._peers.waits(address, now):
+                    return address
         return None
 
     def _check_time(self, now: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import resource
 import signal
@@ -17,7 +18,9 @@ import h11
 import uvicorn
 from starlette.types import ASGIApp
 from typing_extensions import override
+from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from recognition.serving.limits import error_content
 from recognition.serving.service import SpeechService
@@ -34,6 +37,8 @@ _QUEUED = 1024
 """Connections that wait in the kernel until they are accepted."""
 _AT_ONCE = 64
 """Connections that are accepted at most before others, whose requests may have arrived meanwhile, are looked at."""
+_LONGEST_USER_TIMEOUT = 2**31 - 1
+"""In milliseconds: the largest value of the system."""
 _OTHER_FILES = 256
 """Open files that are no connections or uploads: the model, the log, pipes, what libraries open."""
 
@@ -141,6 +146,34 @@ class GuardedProtocol(H11Protocol):
         self.transport.close()
 
 
+class GuardedStream(WebSocketsSansIOProtocol):
+    """uvicorn's protocol of streams, but it does not read from a client that reads nothing.
+
+    Otherwise the answers to such a client's pings would fill the memory.
+    """
+
+    @override
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wait_for_reader()
+
+    @override
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.read_paused:
+            self.transport.resume_reading()
+
+    @override
+    async def receive(self) -> ASGIReceiveEvent:
+        message = await super().receive()  # which resumes reading
+        self._wait_for_reader()
+        return message
+
+    def _wait_for_reader(self) -> None:
+        if not (self.writable.is_set() or self.transport.is_closing()):
+            self.transport.pause_reading()
+
+
 class DrainingServer(uvicorn.Server):
     """Serves an application until SIGTERM or Ctrl-C.
 
@@ -167,7 +200,7 @@ class DrainingServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=GuardedProtocol.of(service),
-                ws="websockets-sansio",
+                ws=GuardedStream,
                 ws_max_size=_LONGEST_FRAME,
                 ws_per_message_deflate=False,
                 ws_ping_interval=service.limits.idle_s,
@@ -194,9 +227,12 @@ class DrainingServer(uvicorn.Server):
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        most_ms = min(math.ceil(1000 * self.service.limits.idle_s), _LONGEST_USER_TIMEOUT)
         for listener in sockets or ():
             # asyncio's backlog is both: what waits in the kernel, and what is accepted at once
             listener.listen(_QUEUED)
+            # connections have it from their listener; asyncio closes one only when its client has read everything
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, most_ms)
 
     @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

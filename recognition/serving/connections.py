@@ -204,7 +204,7 @@ class DrainingServer(uvicorn.Server):
                 ws_max_size=_LONGEST_FRAME,
                 ws_per_message_deflate=False,
                 ws_ping_interval=service.limits.idle_s,
-                ws_ping_timeout=service.limits.idle_s,
+                ws_ping_timeout=None,  # the answer lies behind audio that waits; silent clients are noticed without it
                 lifespan="off",
                 log_config=None,
                 access_log=False,

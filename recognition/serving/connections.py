@@ -21,6 +21,7 @@ from typing_extensions import override
 from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from recognition.serving.limits import error_content
 from recognition.serving.service import SpeechService
@@ -94,6 +95,15 @@ class GuardedProtocol(H11Protocol):
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         self.forget()
         super().handle_websocket_upgrade(event)
+        stream = self.transport.get_protocol()
+        assert isinstance(stream, GuardedStream)
+        if not stream.handshake_initiated:  # websockets has stopped reading, and uvicorn would wait for more
+            self.answer(
+                400,
+                f"a stream is opened by GET without a body, with at most {MAX_NUM_HEADERS} headers and "
+                f"{MAX_LINE_LENGTH} bytes in a line",
+                "malformed_request",
+            )
 
     @override
     def send_400_response(self, msg: str) -> None:
@@ -194,8 +204,9 @@ class DrainingServer(uvicorn.Server):
         allow_files(needed, "accept fewer connections with --limit connections=NUMBER")
         self.service = service
         self._left_s = service.limits.drain_s
-        for name in ("uvicorn.error", "python_multipart"):  # what clients send wrongly is counted, not printed
-            logging.getLogger(name).setLevel(logging.ERROR)
+        for name in ("uvicorn.error", "python_multipart"):
+            # what clients send wrongly is counted, not printed; the gate reports what fails
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         super().__init__(
             uvicorn.Config(
                 app,

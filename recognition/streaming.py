@@ -88,6 +88,10 @@ class SpeechStream(Protocol):
         """End the stream; gives the results of what it has heard and not finished."""
 
 
+STREAM_LIMITS = {"partial_s": (0.0, 60.0), "silence_s": (0.1, 2.5), "longest_s": (2.0, 30.0)}
+"""Smallest and largest values of `StreamConfig`, in seconds."""
+
+
 @dataclass(frozen=True)
 class StreamConfig:
     """How a stream is cut into segments, and how often it gives partial results."""
@@ -100,7 +104,7 @@ class StreamConfig:
     """Seconds after which a segment is cut in its last pause."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (("partial_s", 0.0, 60.0), ("silence_s", 0.1, 2.5), ("longest_s", 2.0, 30.0)):
+        for name, (low, high) in STREAM_LIMITS.items():
             if not low <= getattr(self, name) <= high:  # false for NaN, too
                 raise ValueError(f"{name} is {getattr(self, name)}: give a number from {low} to {high}")
 

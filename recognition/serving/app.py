@@ -62,6 +62,14 @@ def create_app(service: SpeechService) -> ASGIApp:
     async def stream(websocket: WebSocket) -> None:
         await serve_stream(service, websocket)
 
+    @app.get("/stream")
+    async def no_websocket() -> None:
+        raise ApiError(426, "open /stream as a WebSocket", "no_websocket", headers={"Upgrade": "websocket"})
+
+    @app.websocket("/{path:path}")
+    async def no_stream(_: WebSocket) -> None:
+        raise ApiError(404, "there is no stream at this path: open /stream", "not_found")
+
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(service)]}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -24,9 +25,9 @@ from recognition.serving.limits import ApiError, error_content
 from recognition.serving.models import LoadedModel
 from recognition.serving.queue import QueueClosedError, RecognitionLateError
 from recognition.serving.service import SpeechService
-from recognition.streaming import Samples, SpeechStream, StreamConfig, StreamResult, open_stream
+from recognition.streaming import STREAM_LIMITS, Samples, SpeechStream, StreamConfig, StreamResult, open_stream
 from recognition.transcriber import SpokenPiece, Transcript
-from speech.audio import AudioError
+from speech.audio import RATES_HZ, AudioError
 from speech.decoding import DecodeError
 
 log = logging.getLogger(__name__)
@@ -69,11 +70,32 @@ async def serve_stream(service: SpeechService, websocket: WebSocket) -> None:
         await session.run()
 
 
-def _number(query: Mapping[str, str], name: str, usual: float) -> float:
-    try:
-        return float(query.get(name, usual))
-    except ValueError:
-        raise ApiError(400, f"{name} is {query[name][:50]!r}: give a number", "invalid_value", name) from None
+def _number(query: Mapping[str, str], name: str, usual: float, low: float, high: float) -> float:
+    """A parameter of the address.
+
+    Raises:
+        ApiError: It is not a number between two others.
+    """
+    value = math.nan
+    with suppress(ValueError):
+        value = float(query.get(name, usual))
+    if low <= value <= high:
+        return value
+    text = f"{name} is {query[name][:50]!r}: give a number from {low:g} to {high:g}"
+    raise ApiError(400, text, "invalid_value", name)
+
+
+def _stream_config(query: Mapping[str, str]) -> StreamConfig:
+    """How the parameters of the address, in milliseconds, cut a stream.
+
+    Raises:
+        ApiError: One is wrong.
+    """
+    seconds: dict[str, float] = {}
+    for name, (low, high) in STREAM_LIMITS.items():
+        parameter, usual_ms = f"{name.removesuffix('_s')}_ms", 1000 * getattr(StreamConfig, name)
+        seconds[name] = _number(query, parameter, usual_ms, 1000 * low, 1000 * high) / 1000
+    return StreamConfig(**seconds)
 
 
 class StreamSession:
@@ -89,24 +111,16 @@ class StreamSession:
     """
 
     def __init__(self, service: SpeechService, websocket: WebSocket, model: LoadedModel) -> None:
-        query, usual = websocket.query_params, StreamConfig()
+        query = websocket.query_params
         service.check_model(query.get("model", ""))
         self._service, self._websocket, self._model = service, websocket, model
         self._language = model.told(query.get("language", ""))
         self._words = model.words and query.get("words", "true").lower() not in ("false", "0", "no")
-        try:
-            self._rate = int(_number(query, "sample_rate", 16000))
-            cfg = StreamConfig(
-                _number(query, "partial_ms", 1000 * usual.partial_s) / 1000,
-                _number(query, "silence_ms", 1000 * usual.silence_s) / 1000,
-                _number(query, "longest_ms", 1000 * usual.longest_s) / 1000,
-            )
-            transcriber = model.transcriber
-            self._stream: SpeechStream = open_stream(
-                transcriber.recognizer, self._transcribe, transcriber.vad, self._rate, cfg, model.advance
-            )
-        except (ValueError, OverflowError) as error:
-            raise ApiError(400, str(error), "invalid_value") from error
+        self._rate = int(_number(query, "sample_rate", 16000, *RATES_HZ))
+        cfg, transcriber = _stream_config(query), model.transcriber
+        self._stream: SpeechStream = open_stream(
+            transcriber.recognizer, self._transcribe, transcriber.vad, self._rate, cfg, model.advance
+        )
         longest = cfg.longest_s + _PENDING_S + _MARGIN_S
         self._recent = _RecentAudio(self._rate, longest if service.collector is not None else 0.0)
         self._pending = bytearray()

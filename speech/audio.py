@@ -168,7 +168,7 @@ def stream_audio(source: bytes | str | Path) -> Iterator[tuple[Tensor, int]]:
             left -= len(block)
             check_samples(block, name)
             yield _to_mono(block), rate
-        if file.tell() == 0:
+        if left == file.frames:  # some codings, such as GSM, do not tell where in the file it is
             raise AudioError(f"{name} has no sample", "empty")
         if left > 0 and file.frames < NO_END:
             raise AudioError(f"{name} is truncated: {left} of {file.frames} samples are missing", "unreadable")

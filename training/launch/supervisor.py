@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from configurable.files import replace_file
-from storage.locks import file_lock
+from storage.locks import LockTimeoutError, file_lock
 from storage.objects import ObjectStore
 from training.config import TrainConfig
 from training.coordinator.client import CoordinatorClient
@@ -337,16 +337,16 @@ def main(argv: list[str]) -> int:
     end_with_parent(int(argv[1]) if len(argv) > 1 else os.getppid())
     logs.setup()
     job = TrainJob.model_validate_json(Path(argv[0]).read_bytes())
-    # the successor of a killed parent may start before these processes have ended: only one may write checkpoints
-    with file_lock(job.journal.parent / "training.lock", PREDECESSOR_S) as lock:
-        supervisor = TrainingSupervisor(job, job.journal.parent, lock)
-        on_termination(supervisor.request_stop)
-        try:
+    try:
+        # the successor of a killed parent may start before these processes have ended: only one may write checkpoints
+        with file_lock(job.journal.parent / "training.lock", PREDECESSOR_S) as lock:
+            supervisor = TrainingSupervisor(job, job.journal.parent, lock)
+            on_termination(supervisor.request_stop)
             return supervisor.run()
-        except (SupervisorError, ValueError) as error:
-            print(error, file=sys.stderr)
-            leave_reason(str(error))
-            return 1
+    except (SupervisorError, LockTimeoutError, ValueError) as error:
+        print(error, file=sys.stderr)
+        leave_reason(str(error))
+        return 1
 
 
 if __name__ == "__main__":

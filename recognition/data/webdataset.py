@@ -14,7 +14,7 @@ checksums, and may give nodes different numbers of batches.
 
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ def open_webdataset(
     Args:
         url: Folder or object store with the set's index, any URL of `ObjectStore`; the shards of a fold's training set
             are beside it.
-        cache: Folder for copies of remote shards.
+        cache: Folder for copies of remote shards, each in a folder that its SHA-256 names.
         sample_rate: Rate that audio is resampled to, Hz; None keeps the stored rate.
         shuffle: Size of the shuffle buffer in utterances; shards are shuffled, too. 0 keeps the stored order of both.
         seed: Seed of the order.
@@ -66,14 +66,15 @@ def open_webdataset(
     """
     folder = ObjectStore(url)
     index = ShardIndex.read(folder)
-    store, names = shards_store(folder, index), [record.name for record in index.shards]
+    store, digests = shards_store(folder, index), {record.name: record.sha256 for record in index.shards}
+    names = list(digests)
     stages: list[Any] = [webdataset.SimpleShardList(names)]
     if shuffle:
         stages.append(webdataset.detshuffle(len(names), len(names), seed=seed))
     stages += [
         webdataset.split_by_node,
         webdataset.split_by_worker,
-        partial(_opened, store, cache),
+        partial(_opened, store, cache, digests),
         webdataset.tariterators.tar_file_expander,
         webdataset.tariterators.group_by_keys,
     ]
@@ -85,9 +86,10 @@ def open_webdataset(
     return webdataset.DataPipeline(*stages)
 
 
-def _opened(store: ObjectStore, cache: Path, shards: Iterable[Item]) -> Iterator[Item]:
+def _opened(store: ObjectStore, cache: Path, digests: Mapping[str, str], shards: Iterable[Item]) -> Iterator[Item]:
     for shard in shards:
-        with store.fetch(shard["url"], cache).open("rb") as stream:
+        # shards of other sets have the same names, and may be fetched at the same time
+        with store.fetch(shard["url"], cache / digests[shard["url"]]).open("rb") as stream:
             yield {"url": store.join(shard["url"]), "stream": stream}
 
 

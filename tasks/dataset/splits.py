@@ -123,7 +123,8 @@ def split_groups(groups: Groups, shares: Mapping[str, float], seed: int) -> Ints
     """Assign each group to a set: its position in `["train", *shares]`; the remaining groups are assigned to train.
 
     A set takes groups until it has its share of the utterances. With strata, a share that is not a whole number of
-    groups is rounded up or down by a hash, so that the sum over many strata is right.
+    groups is rounded up or down by a hash, so that the sum over many strata is right. Without them, each set has at
+    least one group, and one with more than half of the utterances is for training.
 
     Args:
         groups: The groups.
@@ -136,6 +137,8 @@ def split_groups(groups: Groups, shares: Mapping[str, float], seed: int) -> Ints
     groups.check(len(shares) + 1, ", ".join([TRAIN, *shares]))
     result = np.zeros(len(groups.sizes), dtype=np.int64)
     for name, members in groups.by_stratum():
+        if groups.plain:  # a set that takes its first group in any case must not take nearly everything
+            members = members[np.argsort(2 * groups.sizes[members] > groups.sizes.sum(), kind="stable")]
         sizes = groups.sizes[members]
         ends = np.cumsum(sizes)
         total, position = int(ends[-1]), 0

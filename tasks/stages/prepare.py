@@ -445,7 +445,7 @@ def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
 
 PREPARE = Stage(
     "prepare",
-    9,
+    10,
     _inputs,
     _work,
     artifacts=_artifacts,

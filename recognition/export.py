@@ -234,16 +234,43 @@ def check_target(target: Path) -> None:
 
 @contextmanager
 def _new_folder(target: Path) -> Iterator[Path]:
-    """A folder that gets its name at the end of the block; it is removed after an error."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=TEMP_PREFIX, dir=target.parent))
+    """A folder whose files the target has at the end of the block; it is removed after an error.
+
+    Raises:
+        ValueError: The target cannot be made.
+    """
+    target = target.resolve()  # where a link leads to
+    there = target.is_dir()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=TEMP_PREFIX, dir=None if there else target.parent))
+    except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+        raise ValueError(f"{target} cannot be made ({error.strerror}): name another folder with --to") from error
     try:
         yield folder
         folder.chmod(0o777 & ~_umask())
         check_target(target)  # while the files were written, another process may have made it
-        folder.rename(target)
+        if there:
+            _fill(target, folder)
+        else:
+            folder.rename(target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fill(target: Path, folder: Path) -> None:
+    """Move files to an empty folder, the description last.
+
+    The folder is not replaced: it may be a mount, belong to a folder of others, or be where somebody works.
+    """
+    names = sorted((path.name for path in folder.iterdir()), key=lambda name: name == DESCRIPTION)
+    try:
+        for name in names:
+            shutil.move(folder / name, target / name)
+    except BaseException:
+        for name in names:
+            (target / name).unlink(missing_ok=True)
+        raise
 
 
 def _umask() -> int:

@@ -39,6 +39,7 @@ _PENDING_S = 10.0
 _MARGIN_S = 5.0
 """Audio that a stream hears before it sees that a segment has ended."""
 _SCALE = 32768.0
+_SWITCHES = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _CLOSES = {400: 1008, 503: 1013}
 _ENDS = {
     "": (1000, ""),
@@ -85,6 +86,36 @@ def _number(query: Mapping[str, str], name: str, usual: float, low: float, high:
     raise ApiError(400, text, "invalid_value", name)
 
 
+def _switch(query: Mapping[str, str], name: str, usual: bool) -> bool:
+    """A parameter of the address that is on or off.
+
+    Raises:
+        ApiError: It is neither.
+    """
+    value = query.get(name, str(usual)).lower()
+    if value in _SWITCHES:
+        return _SWITCHES[value]
+    raise ApiError(400, f"{name} is {query[name][:50]!r}: give true or false", "invalid_value", name)
+
+
+def _check_names(query: Mapping[str, str]) -> None:
+    """Refuse parameters that are not known: samples at another rate than was meant would be heard as other sounds.
+
+    Raises:
+        ApiError: There is one.
+    """
+    known = {"language", "model", "sample_rate", "words", *map(_in_ms, STREAM_LIMITS)}
+    for name in query:
+        if name not in known:
+            text = f"{name[:50]!r} is no parameter of a stream: those are {', '.join(sorted(known))}"
+            raise ApiError(400, text, "unknown_parameter", name[:50])
+
+
+def _in_ms(name: str) -> str:
+    """The address's parameter for a field in seconds."""
+    return f"{name.removesuffix('_s')}_ms"
+
+
 def _stream_config(query: Mapping[str, str]) -> StreamConfig:
     """How the parameters of the address, in milliseconds, cut a stream.
 
@@ -93,8 +124,8 @@ def _stream_config(query: Mapping[str, str]) -> StreamConfig:
     """
     seconds: dict[str, float] = {}
     for name, (low, high) in STREAM_LIMITS.items():
-        parameter, usual_ms = f"{name.removesuffix('_s')}_ms", 1000 * getattr(StreamConfig, name)
-        seconds[name] = _number(query, parameter, usual_ms, 1000 * low, 1000 * high) / 1000
+        usual_ms = 1000 * getattr(StreamConfig, name)
+        seconds[name] = _number(query, _in_ms(name), usual_ms, 1000 * low, 1000 * high) / 1000
     return StreamConfig(**seconds)
 
 
@@ -112,10 +143,11 @@ class StreamSession:
 
     def __init__(self, service: SpeechService, websocket: WebSocket, model: LoadedModel) -> None:
         query = websocket.query_params
+        _check_names(query)
         service.check_model(query.get("model", ""))
         self._service, self._websocket, self._model = service, websocket, model
         self._language = model.told(query.get("language", ""))
-        self._words = model.words and query.get("words", "true").lower() not in ("false", "0", "no")
+        self._words = _switch(query, "words", True) and model.words
         self._rate = int(_number(query, "sample_rate", 16000, *RATES_HZ))
         cfg, transcriber = _stream_config(query), model.transcriber
         self._stream: SpeechStream = open_stream(

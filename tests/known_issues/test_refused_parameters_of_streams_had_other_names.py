@@ -44,6 +44,27 @@ def test_a_wrong_parameter_is_named_with_its_bounds(server, name, value, bounds)
     assert error["message"] == f"{name} is {value!r}: give a number from {bounds}"
 
 
+@pytest.mark.parametrize("value", ["maybe", "", "2"])
+def test_a_switch_that_is_neither_on_nor_off_is_named(server, value):
+    status, error = refusal(server, f"/stream?words={value}")
+    assert (status, error["param"]) == (400, "words")
+    assert error["message"] == f"words is {value!r}: give true or false"
+
+
+@pytest.mark.parametrize("name", ["rate", "samplerate", "partial_s", "Words", ""])
+def test_an_unknown_parameter_is_named_with_the_known_ones(server, name):
+    """It was ignored: audio at `rate=8000` was heard at 16 kHz."""
+    status, error = refusal(server, f"/stream?sample_rate=8000&{name}=8000")
+    assert (status, error["param"], error["code"]) == (400, name, "unknown_parameter")
+    assert "language, longest_ms, model, partial_ms, sample_rate, silence_ms, words" in error["message"]
+
+
+@pytest.mark.parametrize("words", ["true", "1", "YES", "false", "0", "no"])
+def test_a_switch_is_on_or_off(server, words):
+    with server_of_tones.connect(f"ws://127.0.0.1:{server.port}/stream?words={words}", proxy=None) as stream:
+        assert json.loads(stream.recv())["type"] == "ready"
+
+
 @pytest.mark.parametrize("path", ["/v1/stream", "/stream/", "/healthz", "/"])
 def test_a_stream_at_another_path_is_told_the_right_one(server, path):
     status, error = refusal(server, path)

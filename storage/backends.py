@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from configurable.files import TEMP_PREFIX, publish_file
+from configurable.folders import walk_folders
 from storage.publishing import sweep_temporary_files, temporary_file
 from storage.retries import ForeignAnswerError, store_code
 
@@ -111,7 +112,7 @@ class _LocalBackend(Backend):
         shutil.copyfile(path, target)
 
     def walk(self, folder: str) -> Iterator[Entry]:
-        for parent, _, names in os.walk(folder):
+        for parent, _, names in walk_folders(folder):
             for name in names:
                 path = f"{parent.rstrip('/')}/{name}"
                 with suppress(FileNotFoundError):  # deleted meanwhile

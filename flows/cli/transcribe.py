@@ -404,6 +404,7 @@ def find_audio(files: list[Path]) -> list[tuple[Path, Path]]:
     Raises:
         ValueError: If there is no audio file at all.
     """
+    from configurable.folders import files_below
     from storage.corpora.base import AUDIO_SUFFIXES, RECORDING_SUFFIXES
 
     recordings: list[tuple[Path, Path]] = []
@@ -411,11 +412,9 @@ def find_audio(files: list[Path]) -> list[tuple[Path, Path]]:
     for path in files:
         inside = []
         if path.is_dir():
-            files_below = sorted(p for p in path.rglob("*") if p.suffix.lower() in RECORDING_SUFFIXES and p.is_file())
-            decodable = {p.with_suffix("") for p in files_below if p.suffix.lower() in AUDIO_SUFFIXES}
-            inside = [
-                p for p in files_below if p.suffix.lower() in AUDIO_SUFFIXES or p.with_suffix("") not in decodable
-            ]
+            recorded = [p for p in files_below(path) if p.suffix.lower() in RECORDING_SUFFIXES and p.is_file()]
+            decodable = {p.with_suffix("") for p in recorded if p.suffix.lower() in AUDIO_SUFFIXES}
+            inside = [p for p in recorded if p.suffix.lower() in AUDIO_SUFFIXES or p.with_suffix("") not in decodable]
             recordings += [(p, p.relative_to(path).with_suffix("")) for p in inside]
         if not inside:
             recordings.append((path, Path("stdin" if path == STDIN else path.stem or path.name)))

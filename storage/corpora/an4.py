@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from configurable.folders import files_below
 from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance, is_file, read_lines
 
 _SUFFIXES = (".sph", ".wav", ".flac", ".raw")
@@ -105,4 +106,4 @@ class An4Reader(CorpusReader):
             yield fileids
             yield fileids.with_suffix(".transcription")
         for folder in ("wav", "raw"):
-            yield from sorted(path for path in (self.root / folder).rglob("*") if path.suffix in _SUFFIXES)
+            yield from (path for path in files_below(self.root / folder) if path.suffix in _SUFFIXES)

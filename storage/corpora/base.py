@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, NamedTuple, cast
 from unicodedata import normalize
 
+from configurable.folders import walk_folders
 from configurable.wording import nearest, printable
 from storage.corpora.tags import Tags
 from storage.duplicates import SeenTexts
@@ -338,6 +339,15 @@ class CorpusReader(ABC):
         for tag, count in part.tags.counts.items():
             self.tags.add(tag, count)
 
+    def _unlisted(self, error: OSError) -> None:
+        """Record a folder that cannot be listed: nobody knows what is in it."""
+        folder = os.fsdecode(error.filename)
+        self._problem(
+            os.path.relpath(folder, self.root),
+            "unreadable",
+            f"the folder {folder} cannot be listed ({error.strerror or error}): check its permissions and its disk",
+        )
+
     def _problem(self, entry_id: str, reason: str, detail: str) -> None:
         self.problems.append(RejectedEntry.of(entry_id, reason, detail))
 
@@ -392,9 +402,9 @@ def named_file(folder: Path, name: str) -> Path:
 
 def _all_files(top: Path) -> Iterator[Path]:
     """The files below a folder, in order; hidden folders are left out."""
-    for folder, subfolders, names in os.walk(top):
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        yield from (Path(folder, name) for name in sorted(names))
+    for folder, subfolders, names in walk_folders(top):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        yield from (Path(folder, name) for name in names)
 
 
 def _stamp(file: Path) -> str:

@@ -1,13 +1,12 @@
 """LibriSpeech's layout: SPEAKER/CHAPTER/ID.flac beside SPEAKER-CHAPTER.trans.txt with lines `ID TEXT`."""
 
-import os
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
 from typing_extensions import override
 
+from configurable.folders import walk_folders
 from storage.corpora.base import AUDIO_SUFFIXES, RECORDING_SUFFIXES, CorpusReader, Utterance
 
 _TRANSCRIPT_SUFFIX = ".trans.txt"
@@ -31,10 +30,10 @@ class LibriSpeechReader(CorpusReader):
     @classmethod
     def recognises(cls, root: Path) -> bool:
         """Whether there is a transcript anywhere below the path."""
-        return root.is_dir() and any(islice(root.rglob(f"*{_TRANSCRIPT_SUFFIX}"), 1))
+        return any(name.endswith(_TRANSCRIPT_SUFFIX) for _, _, names in walk_folders(root) for name in names)
 
     def _utterances(self) -> Iterator[Utterance]:
-        for folder, names in self._chapters():
+        for folder, names in self._chapters(self._unlisted):
             audio = {Path(name).stem: name for name in names if not name.endswith(_TRANSCRIPT_SUFFIX)}
             for name in names:
                 if name.endswith(_TRANSCRIPT_SUFFIX):
@@ -82,10 +81,13 @@ class LibriSpeechReader(CorpusReader):
             for name in names:
                 yield folder / name
 
-    def _chapters(self) -> Iterator[tuple[Path, list[str]]]:
-        """Yield folders with audio or transcripts, in order, with the sorted names of these files."""
-        for folder, subfolders, names in os.walk(self.root):
-            subfolders.sort()
+    def _chapters(self, on_error: Callable[[OSError], object] | None = None) -> Iterator[tuple[Path, list[str]]]:
+        """Yield folders with audio or transcripts, in order, with the sorted names of these files.
+
+        Args:
+            on_error: Called with the error of a folder that cannot be listed.
+        """
+        for folder, _, names in walk_folders(self.root, on_error):
             transcripts = [name for name in names if name.endswith(_TRANSCRIPT_SUFFIX)]
             audio: dict[str, str] = {}
             for name in sorted(names, key=lambda name: (Path(name).suffix.lower() not in AUDIO_SUFFIXES, name)):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+from configurable.folders import files_below
 from storage.corpora.base import (
     SET_OF_SPLIT,
     CorpusError,
@@ -127,7 +128,7 @@ class PeoplesSpeechReader(CorpusReader):
             yield manifest
             yield from _tars(manifest)
             folder = manifest.with_suffix("")
-            yield from sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".tar")
+            yield from (path for path in files_below(folder) if path.is_file() and path.suffix != ".tar")
 
 
 def _manifests(root: Path) -> list[Path]:

@@ -1,12 +1,12 @@
 """A folder of audio files, each with its transcript in a text file of the same name beside it."""
 
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
 from typing_extensions import override
 
+from configurable.folders import walk_folders
 from storage.corpora.base import AUDIO_SUFFIXES, NOT_UTF8, RECORDING_SUFFIXES, CorpusReader, Utterance, read_lines
 
 _TRANSCRIPTS = (".txt", ".lab")
@@ -46,7 +46,7 @@ class SidecarReader(CorpusReader):
         return False
 
     def _utterances(self) -> Iterator[Utterance]:
-        for audio, transcript in _pairs(self.root):
+        for audio, transcript in _pairs(self.root, self._unlisted):
             place = (audio or transcript or self.root).relative_to(self.root).with_suffix("")
             id_ = "-".join(place.parts)
             if audio is None:
@@ -88,14 +88,20 @@ def _transcript(path: Path, encoding: str) -> str:
     return " ".join(" ".join(line for line in lines if line).split())
 
 
-def _pairs(root: Path) -> Iterator[tuple[Path | None, Path | None]]:
-    """Audio files and transcripts of the same name, in order; one of them may be missing."""
-    for folder, subfolders, names in os.walk(root):
-        subfolders.sort()
+def _pairs(
+    root: Path, on_error: Callable[[OSError], object] | None = None
+) -> Iterator[tuple[Path | None, Path | None]]:
+    """Audio files and transcripts of the same name, in order; one of them may be missing.
+
+    Args:
+        root: The folder.
+        on_error: Called with the error of a folder that cannot be listed.
+    """
+    for folder, _, names in walk_folders(root, on_error):
         audio: dict[str, Path] = {}
         other: dict[str, Path] = {}
         texts: dict[str, Path] = {}
-        for name in sorted(names):
+        for name in names:
             path = Path(folder, name)
             kind = path.suffix.lower()
             if name.startswith("."):

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from configurable.folders import files_below
 from storage.corpora.base import CorpusError, CorpusReader, Utterance, checked_times
 from storage.corpora.stm import NOT_SCORED, StmError, StmSegment, read_stm
 
@@ -62,7 +63,7 @@ class SwitchboardReader(CorpusReader):
             raise CorpusError(
                 f"{self.root} has no transcripts swNNNNX-ms98-a-trans.text: unpack swb_ms98_transcriptions there"
             )
-        calls = {path.stem: path for path in self.root.rglob("sw*.sph")}
+        calls = {path.stem: path for path in files_below(self.root, "sw*.sph")}
         for path in transcripts:
             match = _TRANSCRIPT.fullmatch(path.name)
             assert match is not None
@@ -93,7 +94,7 @@ class SwitchboardReader(CorpusReader):
                 yield utterance
 
     def _transcripts(self) -> list[Path]:
-        return sorted(path for path in self.root.rglob("sw*.text") if _TRANSCRIPT.fullmatch(path.name))
+        return [path for path in files_below(self.root, "sw*.text") if _TRANSCRIPT.fullmatch(path.name)]
 
     @override
     def scanned(self) -> list[Path]:
@@ -101,7 +102,7 @@ class SwitchboardReader(CorpusReader):
 
     def files(self) -> Iterator[Path]:
         """Yield calls and transcripts."""
-        yield from sorted(self.root.rglob("sw*.sph"))
+        yield from files_below(self.root, "sw*.sph")
         yield from self._transcripts()
 
 
@@ -153,7 +154,7 @@ class Hub5Reader(CorpusReader):
         tables = self._tables()
         if not tables:
             raise CorpusError(f"{self.root} has no reference such as hub5e00.english.000405.stm: copy it there")
-        calls = {path.stem: path for path in self.root.rglob("*.sph")}
+        calls = {path.stem: path for path in files_below(self.root, "*.sph")}
         for table in tables:
             for segment in read_stm(table):
                 if isinstance(segment, StmError):
@@ -189,7 +190,7 @@ class Hub5Reader(CorpusReader):
             yield utterance
 
     def _tables(self) -> list[Path]:
-        return sorted(self.root.rglob("hub5e*.stm"))
+        return files_below(self.root, "hub5e*.stm")
 
     @override
     def scanned(self) -> list[Path]:
@@ -197,7 +198,7 @@ class Hub5Reader(CorpusReader):
 
     def files(self) -> Iterator[Path]:
         """Yield calls and references."""
-        yield from sorted(self.root.rglob("*.sph"))
+        yield from files_below(self.root, "*.sph")
         yield from self._tables()
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import soundfile
 
+from configurable.folders import files_below
 from configurable.lazy import torch
 from speech.audio import AudioError, load_audio
 
@@ -119,7 +120,7 @@ def _duration(item: Recording) -> float:
 def _recordings(path: Path, what: str) -> Iterator[Recording]:
     path = path.expanduser()
     if path.is_dir():
-        yield from (Recording(file) for file in sorted(path.rglob("*")) if file.suffix.lower() in _AUDIO)
+        yield from (Recording(file) for file in files_below(path) if file.suffix.lower() in _AUDIO)
     elif not path.is_file():
         raise BankError(f"there is no {what} file or folder {path}: correct the path")
     elif path.suffix.lower() in _AUDIO:

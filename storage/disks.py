@@ -144,9 +144,15 @@ def explain_disk(number: int, error: BaseException, places: Iterable[Path], subj
     if needed := needed_bytes(error):
         why += f" for {size_text(needed)}"
     if not isinstance(error, OSError) or error.errno is None:  # a library's message may contain details
-        why += f', "{str(error).splitlines()[0]}"' if str(error) else ""
+        why += f', "{_telling_line(str(error))}"' if str(error) else ""
     first = "Free some space there (`starling storage gc` shows what can go)"
     return f"{subject}: {why} ({room_text(folder)}). {REMEDY.format(first=first)}"
+
+
+def _telling_line(text: str) -> str:
+    """The line of a library's message that says what a disk lacks; MLflow and SQLAlchemy put advice before it."""
+    lines = text.splitlines()
+    return next((line for line in lines if any(words in line.lower() for words in (*_WORDS, *_AMBIGUOUS))), lines[0])
 
 
 def needed_bytes(error: BaseException | None) -> int:
@@ -184,7 +190,7 @@ def named_file(error: BaseException) -> Path | None:
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        name = getattr(current, "filename", None)
+        name = getattr(current, "filename2", None) or getattr(current, "filename", None)  # of a copy, its target
         if isinstance(current, OSError) and isinstance(name, str | os.PathLike) and os.fspath(name):
             return Path(os.fsdecode(name))
         if isinstance(current, OSError):

@@ -25,6 +25,8 @@ _SEEDS = "/seeds-of-"
 """Between the name of a study and the number of a trial: the trainings of this trial with other seeds."""
 _BUSY_S = 60.0
 """Seconds that a transaction waits for those of other processes."""
+_DAMAGED = ("malformed", "file is not a database")
+"""In SQLite's messages about a damaged file."""
 _TABLES = sql.MetaData()
 _STUDIES = sql.Table(
     "starling_studies",
@@ -153,10 +155,10 @@ class Studies:
             yield
         except SQLAlchemyError as error:
             cause = str(getattr(error, "orig", None) or error).splitlines()[0]
-            raise StudyError(
-                f"the database of studies {_shown(self.url)} cannot be used: {cause}; check search.url, "
-                "$STARLING_STUDIES, and that its folder can be written"
-            ) from error
+            remedy = "check search.url, $STARLING_STUDIES, and that its folder can be written"
+            if any(words in cause for words in _DAMAGED):
+                remedy = "restore it (`starling restore`), or move it away: the next search begins a new one"
+            raise StudyError(f"the database of studies {_shown(self.url)} cannot be used: {cause}; {remedy}") from error
 
     def names(self) -> list[str]:
         """The studies of searches, the newest first."""

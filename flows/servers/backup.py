@@ -35,6 +35,8 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 POSTGRES, ARTIFACTS = "STARLING_POSTGRES", "STARLING_ARTIFACTS"
 """Variables for servers that run elsewhere, as in docker-compose: PostgreSQL's HOST:PORT, and the artifacts' URL."""
+_OPTIONAL = (STUDIES, "prefect")
+"""Databases that a data folder may lack: nothing was searched there, or all runs had `--no-prefect`."""
 _VERSIONS = ("prefect", "mlflow", "starling")
 
 
@@ -122,8 +124,8 @@ def backup(to: str, say: Callable[[str], None] = lambda _: None) -> tuple[str, d
             raise BackupError(f"{target.url} already exists: try again in a second")
         databases = {}
         for database in place.databases:
-            if database.name == STUDIES and not database.has_data():
-                continue  # nothing was searched here
+            if database.name in _OPTIONAL and not database.has_data():
+                continue
             say(f"database {database.name}")
             file = Path(scratch) / f"{database.name}.{database.suffix}"
             database.dump(file)

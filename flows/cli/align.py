@@ -1,7 +1,9 @@
 """`starling align`: when each word and phone of transcribed speech is spoken, and which transcripts look wrong."""
 
 import csv
+import hashlib
 import io
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from tasks.stages.align import AlignmentModel
 
 _SHOWN = 20
+_LONGEST_NAME = 255
+"""Bytes of a file's name."""
 
 ModelArgument = Annotated[
     str,
@@ -68,6 +72,7 @@ def align(
     """
     from speech.alignments import confidence_limit, suspicious
 
+    _check_output(output)
     with redirect_stdout(sys.stderr), interruptible(), progress_bars():
         corpus = _aligned(model, data, overrides or [], device)
     wrong = suspicious(corpus.utterances, deviations)
@@ -92,6 +97,22 @@ def align(
         limit = confidence_limit(alignment.confidence for alignment in corpus.alignments)
         source = f"{{kind: table, path: {files[-1].resolve()}, min_confidence: {limit:.2f}}}"
         print_line(f"as a source that leaves out confidences below half the median: {source}")
+
+
+def _check_output(output: Path) -> None:
+    """Check that the files can be written to a folder, before hours of work.
+
+    Raises:
+        ValueError: It is a file, or below one.
+        OSError: Its disk is full or read-only, or this user may not write there.
+    """
+    from storage.disks import disk_state, standing
+
+    place = standing(output)
+    if not place.is_dir():
+        raise ValueError(f"{place} is a file, so no folder {output} can be made: name another folder with --output")
+    if number := disk_state(place):
+        raise OSError(number, os.strerror(number), str(place))
 
 
 def _aligned(model: str, data: Path, overrides: list[str], device: str) -> "AlignedCorpus":
@@ -175,7 +196,11 @@ def _scored(aligned: "AlignedUtterance", reasons: dict[str, str]) -> dict[str, s
 
 def _grid_name(utterance: str) -> str:
     """The file of an utterance's TextGrid; ids may have slashes, and each has a file of its own."""
-    return utterance.replace("%", "%25").replace("/", "%2F") + ".TextGrid"
+    name, suffix = utterance.replace("%", "%25").replace("/", "%2F"), ".TextGrid"
+    if len(f"{name}{suffix}".encode()) > _LONGEST_NAME:
+        suffix = f"-{hashlib.sha256(utterance.encode()).hexdigest()[:16]}{suffix}"
+        name = name.encode()[: _LONGEST_NAME - len(suffix)].decode(errors="ignore")
+    return name + suffix
 
 
 def _table(wrong: "list[tuple[AlignedUtterance, str]]") -> str:

@@ -14,6 +14,7 @@ from configurable.lazy import torch
 from speech.audio import AudioError, decode_samples
 from speech.flac import is_whole, read_header
 from storage.corpora import Utterance
+from storage.corpora.base import is_file
 from storage.corpora.embedded import CellError, read_cell
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ def untouched_flac(source: Mapping[str, Any], rate: int) -> tuple[bytes, int] | 
     if not whole or source["sample_rate"] != rate or not path.lower().endswith(".flac"):
         return None
     try:
+        if not is_file(Path(path)) or Path(path).stat().st_size > 2 * source["duration"] * rate + _MAX_EXTRA:
+            return None
         content = Path(path).read_bytes()
     except OSError:
         return None

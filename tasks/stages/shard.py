@@ -51,6 +51,8 @@ Ints = NDArray[np.int64]
 _INDEX_FIELDS = ("text", "speaker", "corpus", "domain", "language")
 _DATA = ("sample_rate", "max_quarantined", "speeds", "lone_copies", "pauses")
 """Fields of `data` that affect the output beside the utterances."""
+_CHANGED_S = 0.05
+"""Seconds by which another version of a decoder may differ."""
 _PARTITION_ROWS = 200_000
 """Utterances sorted in memory at once."""
 _SAMPLE_BYTES = 2
@@ -103,6 +105,7 @@ def make_sample(row: Row, sample_rate: int, pauses: ShardPauses | None = None) -
         flac, samples = stored
     else:
         wave, rate = load_utterance_audio(row)
+        _check_unchanged(row, len(wave) / rate, row["duration"] * speed)
         wave = resample(wave, round(rate * speed), sample_rate)
         if pauses is not None and paused:
             wave = pauses.around(wave, row["id"])
@@ -110,6 +113,20 @@ def make_sample(row: Row, sample_rate: int, pauses: ShardPauses | None = None) -
     fields = {name: row[name] for name in _INDEX_FIELDS}
     fields |= {"duration": samples / sample_rate, "num_frames": samples, "sample_rate": sample_rate}
     return Sample(id=row["id"], members={"flac": flac}, row=fields)
+
+
+def _check_unchanged(row: Row, seconds: float, prepared: float) -> None:
+    """Check that a recording is as long as when it was prepared: its transcript may be of another one.
+
+    Raises:
+        AudioError: If it is not.
+    """
+    if abs(seconds - prepared) > _CHANGED_S:
+        raise AudioError(
+            f"{row['audio']} has changed since it was prepared: {seconds:.3f} s instead of {prepared:.3f} s; run with "
+            "--from prepare",
+            "unreadable",
+        )
 
 
 def _note(number: int) -> str:

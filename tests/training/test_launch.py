@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -280,10 +281,14 @@ def assert_counts_add_up(run, corpus, nodes, per_node, epochs):
     assert sum(entry["utterances"] for entry in last.values()) == epochs * count
     assert run.result["step"] == sum(last[f"{node}.0"]["step"] for node in range(nodes))
     valid = run.entries("valid")
-    # as their replicas are complete: an epoch of a tenth of a second may be overtaken
-    assert sorted(entry["epoch"] for entry in valid) == list(range(1, epochs + 1))
+    # in the order in which replicas are complete; of an epoch of a tenth of a second, nodes may write none in time
+    validated = Counter(entry["epoch"] for entry in valid)
+    assert set(validated.values()) == {1}
+    assert epochs in validated
+    assert validated.keys() <= set(range(1, epochs + 1))
     for entry in valid:
-        assert entry["replicas"].keys() == {str(node) for node in range(nodes)}
+        replicas = {str(node) for node in range(nodes)}
+        assert entry["replicas"].keys() == replicas or (entry["replicas"].keys() < replicas and entry["epoch"] < epochs)
         assert all(isinstance(loss, float) for loss in [entry["valid_loss"], *entry["replicas"].values()])
     assert not [entry for entry in read_journal(run.job.journal) if entry["kind"] == "bad"]
 

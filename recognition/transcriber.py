@@ -31,8 +31,9 @@ from speech.vad import PAUSE_S, SpeechSegment, VadConfig, build_vad, cut_windows
 MAX_SECONDS = 30.0
 """Longest piece that is recognized at once, in seconds; longer recordings are split."""
 _LONGEST_PAUSE_S = 0.6
-"""Longest pause within a piece, for encoders that compute silence behind each piece, such as Whisper's 30 s. After a
-longer one, Whisper sometimes takes the text for finished (`python -m benchmarks.segmentation`)."""
+"""Longest pause within a piece, for encoders that compute silence behind each piece, such as Whisper's 30 s. With up to
+2 s, recognition takes 0.6 of the time, but half a percent more of the words differ (`benchmarks.segmentation`, Whisper
+base, 2,767 words)."""
 _UNHEARD_S = 1.0
 """Seconds of speech between two pauses without a word that are recognized by themselves: Whisper sometimes leaves out
 what resembles something before it, or takes a text for finished in a pause."""

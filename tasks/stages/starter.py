@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from configurable.wording import counted
+from devices.compute_threads import usable_cores
 from recognition.initial_weights import SourceModel
 from speech.models import PretrainedConfig
 from storage.corpora import CorpusError, CorpusReader, RejectedEntry, Utterance
@@ -37,6 +38,8 @@ _ENGLISH = "en"
 _MANY_REFUSED = 0.5
 _STEPS, _MOST_EPOCHS = 800, 100
 """Steps that a model from scratch needs at least to recognize anything, and epochs that are given to them at most."""
+_FEW_CORES = 4
+"""With more, a training step hardly misses the core that is left for everything else."""
 _BATCHES, _LEAST_BATCH_S = 15, 8
 """With little speech, an epoch has about this many batches, of at least so many seconds."""
 _SIZES = (
@@ -486,6 +489,7 @@ class Starter:
             "  epochs: 5",
             "  batch_seconds: 30  # of audio in a step",
             "  max_batch: 32",
+            *_all_threads(),
             "  average: 2  # of the best epochs' weights",
             "  optimizer: {kind: adamw, lr: 2.0e-5}",
             "  schedule: {kind: cosine, warmup_epochs: 0.5}  # the learning rate rises, then falls to 0",
@@ -507,12 +511,20 @@ class Starter:
             f"  epochs: {1 if hours >= 2 else 3}",
             "  batch_seconds: 480  # 16 utterances, each with its silence",
             "  max_batch: 16",
+            *_all_threads(),
             "  optimizer: {kind: adamw, lr: 2.0e-5}",
             "  freeze: [{names: [encoder.*], until: 0}]  # only the decoder is trained",
             "  schedule: {kind: cosine, warmup_epochs: 0.1}  # the learning rate rises for a tenth of an epoch",
             "restore: {}  # transcripts get its capitals and punctuation; docs/pretrained.md",
             "decode: {kind: attention, beam: 5, length_power: 1}",
         ]
+
+
+def _all_threads() -> list[str]:
+    """Whisper computes for so long that loading is nothing; on few cores, the one that is left for it is missed."""
+    cores = usable_cores()
+    line = f"  threads: {cores}  # all cores of this machine: loading takes next to none"
+    return [line] if cores <= _FEW_CORES else []
 
 
 def _schedule(hours: float, long_s: float, batch: int) -> tuple[int, int]:

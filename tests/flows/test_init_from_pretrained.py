@@ -65,6 +65,16 @@ def test_free_speech_trains_whispers_decoder_as_it_writes(here, monkeypatch, hou
     assert "problem" not in checked()
 
 
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 2), (4, 4), (5, 0), (64, 0)])
+@pytest.mark.parametrize("few_words", [False, True])
+def test_a_pretrained_whisper_uses_all_of_few_cores(here, monkeypatch, cores, threads, few_words):
+    monkeypatch.setattr(starter, "usable_cores", lambda: cores)
+    monkeypatch.setattr(starter.Survey, "few_words", few_words)
+    attention.write_model(here / "model")
+    config, _ = written(here)
+    assert config.train.threads == threads
+
+
 def test_whisper_without_its_tokenizer_gets_an_output_layer(here):
     pretrained.write_whisper(here / "model")
     config, _ = written(here)

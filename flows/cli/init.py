@@ -106,9 +106,16 @@ def _speaker_hint(sources: "list[FoundSource]") -> str:
     return f"the {what} not used; if one has the speakers, add --force --column speaker={column} to this command"
 
 
+_TEST_HINT = (
+    "if more recordings will follow, add a source with set: test to the file now: a test set that is drawn changes "
+    "with them, and models that were tested on different ones cannot be compared"
+)
+
+
 def _said(corpus: "FoundCorpus", surveyed: "Survey", pretrained: bool) -> list[str]:
     """What was found, in words, and what to expect of a training."""
     from tasks.config.data import DataConfig
+    from tasks.dataset.sets import TRAIN, VALID
     from tasks.stages.quarantined import left_out_lines
 
     lines = [f"found:   {source.description()}" for source in corpus.sources]
@@ -135,6 +142,8 @@ def _said(corpus: "FoundCorpus", surveyed: "Survey", pretrained: bool) -> list[s
         lines.append(f"warning: {corpus.warning}")
     if surveyed.speakers is None and (hint := _speaker_hint(corpus.sources)):
         lines.append(f"hint:    {hint}")
+    if set(surveyed.sets) <= {"", TRAIN, VALID}:
+        lines.append(f"hint:    {_TEST_HINT}")
     return lines
 
 

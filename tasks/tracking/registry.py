@@ -267,7 +267,13 @@ def rollback(name: str, to: str = "", reason: str = "", link: str = "") -> Move:
             raise RegistryError(f"{name} has no champion in this registry: `starling promote {name}` makes one")
         present, target = str(champion.version), to or champion.tags.get(REPLACED_TAG, "")
         if not target:
-            raise RegistryError(f"version {present} of {name} replaced no champion: name a former one with --to")
+            others = [v for v in versions_named(api, name) if SINCE_TAG in v.tags and str(v.version) != present]
+            if not others:
+                raise RegistryError(f"version {present} of {name} is its first champion: there is none to return to")
+            numbers = ", ".join(str(v.version) for v in others)
+            raise RegistryError(
+                f"version {present} of {name} replaced no champion: name a former one with --to: {numbers}"
+            )
         former = get_version(api, name, target)
         if target == present:
             raise RegistryError(f"version {present} of {name} is already the champion: name another one with --to")

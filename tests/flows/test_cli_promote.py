@@ -86,7 +86,7 @@ def test_champions_change_in_a_flow_run_if_there_is_a_server_and_here_otherwise(
             "no version 99 in this registry; it has: 1 (@challenger, @champion)",
         ),
         (["promote", "tiny", "--force"], "needs a reason"),
-        (["rollback", "tiny"], "replaced no champion"),
+        (["rollback", "tiny"], "is its first champion: there is none to return to"),
         (["rollback", "nobody"], "no model 'nobody'; it has: tiny"),
         (["rollback", "nobody", "--list"], "no model 'nobody'; it has: tiny"),
     ],

@@ -140,7 +140,7 @@ def test_rollbacks_step_back_or_go_to_a_given_version(api):
     assert version_of(api, "m", PREVIOUS).version == 1
     assert rollback("m").champion == "1"
     assert version_of(api, "m", PREVIOUS) is None
-    with pytest.raises(RegistryError, match="replaced no champion"):
+    with pytest.raises(RegistryError, match="replaced no champion: name a former one with --to: 3, 2$"):
         rollback("m")
     assert rollback("m", to="3").champion == "3"
     assert ROLLED_BACK_TAG not in api.get_model_version("m", "3").tags

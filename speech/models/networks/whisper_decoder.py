@@ -203,7 +203,7 @@ def with_missing_merges(described: dict[str, Any]) -> dict[str, Any]:
                 ranks[missing[-1]] = pieces[piece]
     if not missing:
         return described
-    log.warning(
+    log.info(
         "%s lacks %s of pieces in its vocabulary, as some published files of Whisper base do (the first is %r and %r). "
         "They have been added here; the file stays as it is, and you need not do anything",
         TOKENIZER,

@@ -115,7 +115,8 @@ _TEST_HINT = (
 def _said(corpus: "FoundCorpus", surveyed: "Survey", pretrained: bool) -> list[str]:
     """What was found, in words, and what to expect of a training."""
     from tasks.config.data import DataConfig
-    from tasks.dataset.sets import TRAIN, VALID
+    from tasks.dataset.sets import VALID
+    from tasks.dataset.splits import TRAIN
     from tasks.stages.quarantined import left_out_lines
 
     lines = [f"found:   {source.description()}" for source in corpus.sources]
